@@ -57,6 +57,3 @@ class AttemptPace:
             return
         longest_s = max(durations_s)
         self.bundle = max(1, min(MAX_BUNDLE, int(BUNDLE_S / max(longest_s, 1e-6))))
-
-
-__all__ = ["AttemptPace"]

@@ -72,6 +72,3 @@ class BacklogLimit:
         while self._ended and self._ended[0][0] + HORIZON_S <= now_s:
             self._count -= self._ended.popleft()[1]
         return min(self._most, self._count)
-
-
-__all__ = ["HORIZON_S", "BacklogLimit", "claims_first"]

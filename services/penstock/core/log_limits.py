@@ -109,7 +109,6 @@ class RunBuffer:
         "_pending",
         "_tail",
         "_tail_dropped",
-        "_tail_since_ms",
         "ready_bytes",
         "size_bytes",
         "tail_limit",
@@ -124,7 +123,6 @@ class RunBuffer:
         self._next = 0
         self._tail: deque[tuple[int, RawLine]] | None = None
         self._tail_dropped = Dropped()
-        self._tail_since_ms = 0
         self.tail_limit = TAIL_BYTES
         self.ready_bytes = 0
         self.size_bytes = 0
@@ -216,7 +214,6 @@ class RunBuffer:
         text = "the log exceeds 8 MiB: of the lines that follow, the last 2 MiB appear when the attempt ends"
         self._put((at_ms, _WARNING, PLATFORM_SOURCE, text), len(text) + LINE_OVERHEAD)
         self._tail = deque()
-        self._tail_since_ms = at_ms
 
     def _add_to_tail(self, line: RawLine, size: int) -> None:
         assert self._tail is not None

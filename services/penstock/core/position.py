@@ -195,16 +195,3 @@ def topic_of(identity: str | None) -> str | None:
     """The topic's id in a stored identity."""
     found = _TEXT.fullmatch(identity or "")
     return (found[1] or None) if found else None
-
-
-__all__ = [
-    "EpochEnd",
-    "LogState",
-    "Position",
-    "Start",
-    "StartReason",
-    "checksum",
-    "decide",
-    "taken",
-    "topic_of",
-]

@@ -24,27 +24,18 @@ class RestartPolicy:
     steady_s: float = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class RestartState:
-    """The number of consecutive failures without a steady run in between."""
-
-    failures: int = 0
-
-
-def after_exit(
-    policy: RestartPolicy, state: RestartState, *, started_at: float, now: float
-) -> tuple[RestartState, float]:
+def after_exit(policy: RestartPolicy, failures: int, *, started_at: float, now: float) -> tuple[int, float]:
     """Counts the exit of a process at `now` and computes the delay before its restart.
 
     Args:
         policy: the delays.
-        state: the state that the last call returned, or a new `RestartState`.
+        failures: consecutive failures that the last call returned; 0 at first.
         started_at: when the process was started, on the clock of `now`, in seconds.
         now: when the process ended, in seconds.
 
     Returns:
-        The state to keep, and the seconds to wait before starting the process again.
+        The failures to keep, and the seconds to wait before starting the process again.
     """
-    failures = 1 if now - started_at >= policy.steady_s else state.failures + 1
+    failures = 1 if now - started_at >= policy.steady_s else failures + 1
     backoff = Backoff(policy.first_s, policy.factor, policy.longest_s, jitter=0.0)
-    return RestartState(failures), backoff.delay_s(failures, chance=0.0)
+    return failures, backoff.delay_s(failures, chance=0.0)

@@ -47,42 +47,26 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Backoff):
     """How often a stage is tried, and after which delays.
 
     Attributes:
         max_attempts: attempts in all, the first included; 1 never retries.
-        base_s: delay before the second attempt, in seconds.
-        factor: each further delay is this much longer.
-        max_s: the longest delay, in seconds.
-        jitter: share of a delay that is random, from 0 (none) to 1 (any delay from 0 to the full
-            one).
     """
 
     max_attempts: int = 3
-    base_s: float = 1.0
-    factor: float = 2.0
-    max_s: float = 300.0
-    jitter: float = 0.5
 
     def problems(self) -> list[str]:
         """One sentence for each value that makes no sense."""
         found = []
         if self.max_attempts < 1:
             found.append(f"max_attempts={self.max_attempts} must be at least 1")
-        return found + self._backoff.problems()
+        # Without `super`, which does not find the class that `slots` makes.
+        return found + Backoff.problems(self)
 
     def exhausted(self, failures: int) -> bool:
         """Whether `failures` failed attempts are all that there may be."""
         return failures >= self.max_attempts
-
-    def delay_s(self, failures: int, chance: float) -> float:
-        """Seconds to wait after `failures` failed attempts; see `Backoff.delay_s`."""
-        return self._backoff.delay_s(failures, chance)
-
-    @property
-    def _backoff(self) -> Backoff:
-        return Backoff(self.base_s, self.factor, self.max_s, self.jitter)
 
 
 @dataclass(frozen=True, slots=True)

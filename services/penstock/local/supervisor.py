@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.core.restart import RestartPolicy, RestartState, after_exit
+from penstock.core.restart import RestartPolicy, after_exit
 from penstock.errors import NotFound
 from penstock.local.reaper import Reaper
 
@@ -219,14 +219,14 @@ class _SupervisedProgram:
         self.ready_file.unlink(missing_ok=True)
 
     def _run(self) -> None:
-        state = RestartState()
+        failures = 0
         while not self._stopping.is_set():
             started_at = time.monotonic()
             outcome = self._run_once()
             if self._stopping.is_set():
                 return
             self.exits += 1
-            state, delay = after_exit(self._policy, state, started_at=started_at, now=time.monotonic())
+            failures, delay = after_exit(self._policy, failures, started_at=started_at, now=time.monotonic())
             self._report(f"{outcome}; restarting it in {delay:.1f} s")
             self._stopping.wait(delay)
 

@@ -88,7 +88,7 @@ async def test_each_final_state_is_noted_once(pool):
     assert await inbox(pool) == ends((7, "succeeded", fence.id))
     assert documents.detail(await tasks.get(pool, fence.id))["flow"] == FLOW
 
-    policy = RetryPolicy(2, 1.0, 2.0, 10.0, 0.0)
+    policy = RetryPolicy(1.0, 2.0, 10.0, 0.0, max_attempts=2)
     fence = await in_flow(pool, item=None)
     [event] = await report(pool, fence, Outcome.FAIL, policy=policy)
     assert (event["event"], event["task"]["flow"]) == (

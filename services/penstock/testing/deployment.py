@@ -15,7 +15,7 @@ from penstock.core.task import State
 from penstock.errors import Conflict, PenstockError
 from penstock.testing.exits import refusing_exits
 from penstock.testing.flow_run import AnyRun, FlowRun
-from penstock.testing.models import NoEnd, Run, attempt_of
+from penstock.testing.models import NoEnd, Run, attempt_of, id_of
 from penstock.testing.type_settings import type_settings
 from penstock.worker import Worker
 
@@ -257,7 +257,7 @@ class Deployment:
             NotFound: no task has this id.
             Conflict: it has ended otherwise.
         """
-        task_id = _id_of(run)
+        task_id = id_of(run)
         cancelled = await self._client.cancel([task_id])
         await self._look(task_id)
         state = self._known[task_id].state
@@ -278,8 +278,8 @@ class Deployment:
         return await self._operate("recover", run)
 
     async def _operate(self, verb: str, run: Run | int) -> bool:
-        operated = await self._client.operate(verb, TaskFilter(ids=[_id_of(run)]))
-        await self._look(_id_of(run))
+        operated = await self._client.operate(verb, TaskFilter(ids=[id_of(run)]))
+        await self._look(id_of(run))
         return operated.count > 0
 
     async def get(self, task_id: int) -> Run:
@@ -301,7 +301,3 @@ class Deployment:
             lambda task: [attempt_of(raw) for raw in task.attempts],
             created=created,
         )
-
-
-def _id_of(run: Run | int) -> int:
-    return run if isinstance(run, int) else run.id

@@ -213,3 +213,8 @@ def attempt_of(raw: Mapping[str, Any]) -> Attempt:
 
 def _moment(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
+
+
+def id_of(run: Run | int) -> int:
+    """The id of a task, which callers may give instead of its run."""
+    return run if isinstance(run, int) else run.id

@@ -51,7 +51,7 @@ class OwnerStatements(Statements):
     @answers("flows.item_results")
     def _item_results(self, flow_id: int, node: str) -> Iterator[Row]:
         last: dict[int, TaskRow] = {}
-        for row in self._tasks.of_node(flow_id, node):
+        for row in self._tasks.of_flow(flow_id, node):
             assert row.flow is not None
             if row.flow.item is not None:
                 last[row.flow.item] = row
@@ -76,7 +76,7 @@ class OwnerStatements(Statements):
         self, flow_ids: Sequence[int], nodes: Sequence[str], generations: Sequence[int]
     ) -> Iterator[Row]:
         for flow_id, node, generation in zip(flow_ids, nodes, generations, strict=True):
-            for row in self._tasks.of_node(flow_id, node):
+            for row in self._tasks.of_flow(flow_id, node):
                 assert row.flow is not None
                 was_claimed = row.step > 0 or row.failures + row.losses > 0 or row.state not in _UNCLAIMED
                 if row.flow.generation == generation and row.flow.item is None and was_claimed:
@@ -91,7 +91,7 @@ class OwnerStatements(Statements):
     def _reopen_tasks(self, flow_id: int, node: str, generation: int, below: int, most: int) -> list[Row]:
         over = {
             row.flow.item
-            for row in self._tasks.of_node(flow_id, node)
+            for row in self._tasks.of_flow(flow_id, node)
             if row.flow is not None and (row.state is State.SUCCEEDED or row.flow.generation == generation)
         }
         return [Row(item=item) for item in range(below) if item not in over][:most]

@@ -25,7 +25,7 @@ from penstock.testing.exits import refusing_exits
 from penstock.testing.flow_methods import FlowMethods
 from penstock.testing.flow_run import AnyRun, FlowRun
 from penstock.testing.logs import capturing_logs
-from penstock.testing.models import Attempt, NoEnd, Run, attempt_of
+from penstock.testing.models import Attempt, NoEnd, Run, attempt_of, id_of
 from penstock.testing.platform import Platform
 from penstock.testing.published import SentCallback
 from penstock.testing.task_rows import columns_of, result_columns
@@ -97,12 +97,12 @@ class Pipeline(FlowMethods):
     @property
     def events(self) -> Sequence[Mapping[str, Any]]:
         """The events that the topic `events` would have, in the order of their transitions."""
-        return self._platform.published.events
+        return self._platform.events
 
     @property
     def callbacks(self) -> Sequence[SentCallback]:
         """The callbacks that the targets would receive; a pipeline calls nothing."""
-        return self._platform.published.callbacks
+        return self._platform.callbacks
 
     @property
     def tasks(self) -> Sequence[Run]:
@@ -282,7 +282,7 @@ class Pipeline(FlowMethods):
             Conflict: it has ended otherwise.
         """
         platform = await self._open()
-        row = platform.tasks.get(_id_of(run))
+        row = platform.tasks.get(id_of(run))
         cancelled = platform.cancel(row.id)
         if not cancelled and row.state is not State.CANCELLED:
             raise Conflict(f"task {row.id} has already {row.state}: it can no longer be cancelled")
@@ -303,7 +303,7 @@ class Pipeline(FlowMethods):
 
     async def _change(self, run: Run | int, verb: Verb) -> bool:
         platform = await self._open()
-        changed = platform.tasks.change(platform.tasks.get(_id_of(run)), verb)
+        changed = platform.tasks.change(platform.tasks.get(id_of(run)), verb)
         platform.note_change()
         await self.settle()
         return changed
@@ -391,7 +391,3 @@ def _steady(stage: Stage) -> Stage:
     if stage.backoff is None:
         return stage
     return dataclasses.replace(stage, backoff=dataclasses.replace(stage.backoff, jitter=0.0))
-
-
-def _id_of(run: Run | int) -> int:
-    return run if isinstance(run, int) else run.id

@@ -12,9 +12,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+
+import orjson
 
 from penstock.contracts.context import Context
 from penstock.contracts.context_digest import with_digest
+from penstock.contracts.event import OutboxEntry
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import Failure, StageResult, encode_results
@@ -37,7 +41,7 @@ from penstock.testing.flows import Flows, at_once
 from penstock.testing.hosts import Host, Records
 from penstock.testing.models import NoEnd
 from penstock.testing.objects import KeptObjects
-from penstock.testing.published import Published
+from penstock.testing.published import SentCallback
 from penstock.testing.tables import Tasks
 from penstock.testing.task_rows import TaskRow, columns_of
 from penstock.worker.registered import Registered
@@ -69,7 +73,8 @@ class Platform:
     Attributes:
         tasks: all tasks.
         flows: all flows.
-        published: events and callbacks.
+        events: records of the topic `events`, in the order of their transitions.
+        callbacks: callbacks, in the same order.
         objects: large contexts.
         records: logs and progress.
         started: attempts that have been claimed.
@@ -89,9 +94,10 @@ class Platform:
         self._registered = registered
         self._chance = chance
         self.objects = KeptObjects()
-        self.published = Published()
+        self.events: list[Mapping[str, Any]] = []
+        self.callbacks: list[SentCallback] = []
         self.tasks = Tasks(clock, types, lambda row, before: self.flows.tables.end_task(row, before))  # noqa: PLW0108 (the flows follow)
-        self.flows = Flows(clock, types, self.tasks, self.objects, self._cancel, self.published.add)
+        self.flows = Flows(clock, types, self.tasks, self.objects, self._cancel, self._publish)
         self.records = Records()
         self.started: dict[AttemptId, Started] = {}
         self.changes = 0
@@ -198,8 +204,16 @@ class Platform:
     def cancel(self, task_id: int) -> bool:
         """Cancels a task and its handler; returns False if it was final."""
         cancelled, entry = at_once(cancel_within(self.flows.connection, [task_id]))
-        self.published.add(entry)
+        self._publish(entry)
         return bool(cancelled)
+
+    def _publish(self, entry: OutboxEntry) -> None:
+        """Adds the events and callbacks of an entry of the outbox."""
+        self.events += map(orjson.loads, entry.events)
+        self.callbacks += [
+            SentCallback(each.target.url, orjson.loads(each.body), each.headers or {})
+            for each in entry.callbacks
+        ]
 
     def _cancel(self, ids: Sequence[int]) -> list[TaskRow]:
         """Answers the statement `tasks.cancel`."""
@@ -284,7 +298,7 @@ class Platform:
         if ending.outcome in SUSPENDING:
             self.flows.tables.suspend(row, ending)
         pending = PendingEvent(end_event(columns_of(row), ending), row.callbacks, row.events, None)
-        self.published.add(at_once(enqueue(self.flows.connection, [pending])))
+        self._publish(at_once(enqueue(self.flows.connection, [pending])))
 
     def _beat(self) -> None:
         """Heartbeats of all workers but those that are lost or cut off."""

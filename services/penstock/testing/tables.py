@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from penstock.contracts import subscription
@@ -54,7 +54,7 @@ class Tasks:
         self.rows: dict[int, TaskRow] = {}
         # Those that are not final: a test may submit thousands.
         self._open: dict[int, TaskRow] = {}
-        self._by_node: defaultdict[tuple[int, str], list[TaskRow]] = defaultdict(list)
+        self._by_flow: defaultdict[int, list[TaskRow]] = defaultdict(list)
         self._ids = itertools.count(1)
         self._by_idempotency_key: dict[tuple[str, str], int] = {}
 
@@ -77,14 +77,10 @@ class Tasks:
         """Whether a task type is registered."""
         return name in self._types
 
-    def of_node(self, flow_id: int, node: str) -> Sequence[TaskRow]:
-        """The tasks of a node, those of the latest generation last."""
-        return self._by_node.get((flow_id, node), ())
-
-    def of_flow(self, flow_id: int, node: str | None) -> list[TaskRow]:
-        """The tasks of a flow, or of one of its nodes, by id."""
-        nodes = [rows for key, rows in self._by_node.items() if key[0] == flow_id and node in (None, key[1])]
-        return sorted((row for rows in nodes for row in rows), key=lambda row: row.id)
+    def of_flow(self, flow_id: int, node: str | None = None) -> list[TaskRow]:
+        """The tasks of a flow, or of one of its nodes, those of the latest generation last."""
+        rows = self._by_flow.get(flow_id, ())
+        return [row for row in rows if row.flow is not None and node in (None, row.flow.node)]
 
     def insert(self, submission: Submission, flow: FlowPlace | None = None) -> tuple[TaskRow, bool]:
         """Inserts a task; returns it, and False if its idempotency key has one already.
@@ -135,7 +131,7 @@ class Tasks:
         )
         self.rows[row.id] = self._open[row.id] = row
         if flow is not None:
-            self._by_node[flow.flow_id, flow.node].append(row)
+            self._by_flow[flow.flow_id].append(row)
         if row.idempotency_key is not None:
             self._by_idempotency_key[row.type, row.idempotency_key] = row.id
         return row, True

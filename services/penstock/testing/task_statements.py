@@ -30,7 +30,7 @@ class TaskStatements(Statements):
                 row["item"],
                 self._since(row["root_id"]),
             )
-            if any(task.flow == place for task in self._tasks.of_node(place.flow_id, place.node)):
+            if any(task.flow == place for task in self._tasks.of_flow(place.flow_id, place.node)):
                 continue
             submission = Submission(
                 type=row["type"],

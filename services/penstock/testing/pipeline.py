@@ -18,7 +18,6 @@ from penstock.core.attempt import AttemptId
 from penstock.core.operations import Verb
 from penstock.core.task import FINAL, State
 from penstock.errors import Conflict, PenstockError
-from penstock.postgres import documents
 from penstock.testing.clock import Clock, LoopTime
 from penstock.testing.driver import Driver
 from penstock.testing.exits import refusing_exits
@@ -28,7 +27,6 @@ from penstock.testing.logs import capturing_logs
 from penstock.testing.models import Attempt, NoEnd, Run, attempt_of, id_of
 from penstock.testing.platform import Platform
 from penstock.testing.published import SentCallback
-from penstock.testing.task_rows import columns_of, result_columns
 from penstock.testing.type_settings import type_settings
 from penstock.worker import Worker
 from penstock.worker.execution import Stage
@@ -352,21 +350,11 @@ class Pipeline(FlowMethods):
 
     def _run_of(self, task_id: int, *, created: bool = True) -> Run:
         records = self._platform.records
-        return Run(task_id, self._read, self._attempts_of, records.of_task, created=created)
+        return Run(task_id, self._platform.get, self._attempts_of, records.of_task, created=created)
 
     def tasks_of(self, run: FlowRun, node: str | None = None) -> Sequence[Run]:
         """The tasks of a flow, or of one of its nodes, in the order in which they were created."""
         return [self._run_of(row.id) for row in self._platform.tasks.of_flow(run.id, node)]
-
-    def _read(self, task_id: int) -> Task:
-        row, value_of = self._platform.tasks.get(task_id), self._platform.objects.value_of
-        context = value_of(row.context)
-        columns = columns_of(row)
-        columns |= {"content_type": context.content_type, "context": context.data}
-        columns |= result_columns(row.result and value_of(row.result))
-        document = documents.detail(columns)
-        # As the client reads it from the gateway.
-        return Task.from_wire(orjson.loads(orjson.dumps(document, option=orjson.OPT_UTC_Z)))
 
     def _attempts_of(self, task: Task) -> Sequence[Attempt]:
         platform = self._platform

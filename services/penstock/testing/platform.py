@@ -16,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from penstock.client.models import Task
 from penstock.contracts.context import Context
 from penstock.contracts.context_digest import with_digest
 from penstock.contracts.event import OutboxEntry
@@ -34,6 +35,7 @@ from penstock.core.endings import (
     counts_failures,
 )
 from penstock.core.leases import Lease, LeaseWheel
+from penstock.postgres import documents
 from penstock.postgres.advance import Ending, cancel_within, end_event
 from penstock.postgres.outbox import PendingEvent, enqueue
 from penstock.testing.clock import Clock
@@ -43,7 +45,7 @@ from penstock.testing.models import NoEnd
 from penstock.testing.objects import KeptObjects
 from penstock.testing.published import SentCallback
 from penstock.testing.tables import Tasks
-from penstock.testing.task_rows import TaskRow, columns_of
+from penstock.testing.task_rows import TaskRow, columns_of, result_columns
 from penstock.worker.registered import Registered
 from penstock.worker.result_sender import encodable
 
@@ -134,6 +136,16 @@ class Platform:
         found = self.tasks.insert(dataclasses.replace(submission, context=context))
         self.note_change()
         return found
+
+    def get(self, task_id: int) -> Task:
+        """A task, as the client reads it from the gateway."""
+        row = self.tasks.get(task_id)
+        context = self.objects.value_of(row.context)
+        columns = columns_of(row)
+        columns |= {"content_type": context.content_type, "context": context.data}
+        columns |= result_columns(row.result and self.objects.value_of(row.result))
+        document = orjson.dumps(documents.detail(columns), option=orjson.OPT_UTC_Z)
+        return Task.from_wire(orjson.loads(document))
 
     async def work(self) -> bool:
         """Does what is due, and starts ready tasks; returns whether there was anything."""

@@ -97,7 +97,7 @@ class Pipeline:
         self._loop = asyncio.get_running_loop()
         self._cache = TargetCache(settings, hosts)
         self.targets = TargetStore(settings, pool, self._cache, owner, partition_of)
-        self._receiver = Receiver(settings, self._cache)
+        self._receiver = Receiver(self._cache)
         self._router = Router(settings, self._cache, random_share)
         self._drainer = Drainer(pool, self._cache, self._router)
         self._queue_reader = QueueReader(pool, self._cache, self._router, settings.lane_bounds.total_size)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.receiver import InFlight, Record
-from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.settings import LANE_SIZE, MAX_WAITING, SLOW_TARGET_SLOTS, CallbacksSettings
 from penstock.callbacks.target import Target
 from penstock.callbacks.target_cache import TargetCache
 from penstock.core.call_pacer import CallPacer
@@ -27,6 +27,8 @@ from penstock.kafka.topology.topics import CALLBACKS_DIVERTED
 # An attempt that was claimed ahead and could not be called within so many seconds is not made: its
 # target has become slow.
 STALE_S = 1.0
+# Most seconds until a postponed callback is published again.
+POSTPONE_S = 30.0
 
 
 # A slot of the slow pool: the target, the host and the servers that it counts for.
@@ -112,7 +114,7 @@ class SlowPool:
         """Takes a slot, to be given to `leave`; None when none is free."""
         settings, host = self._settings, self._cache.host_of(target_id)
         bounds: dict[TargetId | HostId | str, int] = {
-            target_id: settings.callback_slow_target_slots,
+            target_id: SLOW_TARGET_SLOTS,
             host.id: settings.slow_host_slots,
             **dict.fromkeys(self._cache.hosts.servers_of(host), settings.slow_server_slots),
         }
@@ -178,7 +180,7 @@ class Router:
     @property
     def drain_room(self) -> int:
         """How many more held callbacks may be drained now, for all targets together."""
-        return self._settings.callback_waiting - self.diverted.waiting
+        return LANE_SIZE - self.diverted.waiting
 
     def has(self, target_id: TargetId) -> bool:
         """Whether callbacks of a target wait here or use a slot."""
@@ -196,15 +198,15 @@ class Router:
         if diverted and (
             # One probe at a time is enough to see whether the target answers again.
             (target.suspect and (lanes.waiting_for(target_id) or lanes.slots_of(target_id)))
-            or lanes.waiting >= self._settings.callback_waiting
+            or lanes.waiting >= LANE_SIZE
         ):
             return [Withdrawal(in_flight, None)]
         if (
-            lanes.waiting >= self._settings.callback_in_hand
+            lanes.waiting >= MAX_WAITING
             and lanes.waiting_for(target_id) >= self._settings.callback_target_slots
         ):
             # Callbacks of slow targets must not block the reading of records for others.
-            return [self._postponed(in_flight, self._settings.callback_postpone_s)]
+            return [self._postponed(in_flight)]
         self._put(in_flight, now_s)
         return self.take_excess(lanes, target_id)
 
@@ -292,7 +294,6 @@ class Router:
 
     def take_overdue(self, now_s: float) -> list[Withdrawal]:
         """Withdraws the callbacks that have waited too long."""
-        delay_s = self._settings.callback_postpone_s
         withdrawn = [
             Withdrawal(in_flight, None, queued=True) for in_flight in self.normal.take_overdue(now_s)
         ]
@@ -302,7 +303,7 @@ class Router:
                 # Held, so that it is drained again at the increasing intervals of the probes.
                 withdrawn.append(Withdrawal(in_flight, None))
             else:
-                withdrawn.append(self._postponed(in_flight, delay_s))
+                withdrawn.append(self._postponed(in_flight))
         return withdrawn
 
     def target_changed(self, target_id: TargetId) -> list[Withdrawal]:
@@ -347,9 +348,9 @@ class Router:
         """Removes all waiting callbacks."""
         return [in_flight for lanes in self._both for in_flight in lanes.take_waiting(lambda _: True)]
 
-    def _postponed(self, in_flight: InFlight, delay_s: float) -> Withdrawal:
+    def _postponed(self, in_flight: InFlight) -> Withdrawal:
         """Jitter spreads the return of a target's backlog."""
-        return Withdrawal(in_flight, delay_s * (0.25 + 0.75 * self._random_share()))
+        return Withdrawal(in_flight, POSTPONE_S * (0.25 + 0.75 * self._random_share()))
 
     def _is_blocked(self, in_flight: InFlight) -> bool:
         """Whether a claimed attempt must not be made any more."""

@@ -32,18 +32,6 @@ class DrainPolicy:
     probe_s: float = 5.0
     probe_most_s: float = 60.0
 
-    def problems(self) -> list[str]:
-        """Invalid values, one sentence each."""
-        found = [
-            f"{name}={getattr(self, name)} must be above 0"
-            for name in ("rate", "probe_s")
-            # Written so that NaN is refused too.
-            if not 0 < getattr(self, name) < math.inf
-        ]
-        if not self.probe_s <= self.probe_most_s < math.inf:
-            found.append(f"probe_most_s={self.probe_most_s} must be at least probe_s={self.probe_s}")
-        return found
-
 
 class Drain:
     """The drain of one target.

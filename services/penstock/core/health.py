@@ -65,33 +65,6 @@ class HealthPolicy:
     self_check_s: float = 30.0
     self_check_most_s: float = 300.0
 
-    def problems(self) -> list[str]:
-        """Invalid values, one sentence each."""
-        # Written so that NaN is refused too.
-        found = [
-            f"{name}={getattr(self, name)} must be above 0"
-            for name in ("slow_s", "recent_s", "self_check_s", "self_check_most_s")
-            if not 0 < getattr(self, name) < math.inf
-        ]
-        found += [
-            f"{name}={getattr(self, name)} must not be negative"
-            for name in ("calm_s", "decay_s")
-            if not 0 <= getattr(self, name) < math.inf
-        ]
-        found += [
-            f"{name}={getattr(self, name)} must be at least 1"
-            for name in ("threshold", "recent_calls", "self_check_least")
-            if getattr(self, name) < 1
-        ]
-        found += [
-            f"{name}={getattr(self, name)} must be from 0 to 1"
-            for name in ("share", "self_check_share")
-            if not 0 <= getattr(self, name) <= 1
-        ]
-        if self.ceiling < self.threshold:
-            found.append(f"ceiling={self.ceiling} must be at least threshold={self.threshold}")
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class HealthSnapshot:

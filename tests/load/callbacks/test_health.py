@@ -71,7 +71,6 @@ async def test_a_target_that_alternates_does_not_flap(
         "callback_slow_s": str(slow_s),
         "callback_calm_s": str(calm_s),
         "callback_probe_s": str(calm_s / 12),
-        "callback_probe_most_s": str(calm_s),
     }
     async with platform.process(tmp_path, **settings):
         ids = await load.pace(5 * calm_s, Stream([url], 20))

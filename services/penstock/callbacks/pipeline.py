@@ -96,7 +96,7 @@ class Pipeline:
         self._secret_cache = secret_cache
         self._loop = asyncio.get_running_loop()
         self._cache = TargetCache(settings, hosts)
-        self.targets = TargetStore(settings, pool, self._cache, owner, partition_of)
+        self.targets = TargetStore(settings, pool, self._cache, owner, partition_of, self._is_in_flight)
         self._receiver = Receiver(self._cache)
         self._router = Router(settings, self._cache, random_share)
         self._drainer = Drainer(pool, self._cache, self._router)
@@ -213,7 +213,7 @@ class Pipeline:
         )
 
     async def _load(self, batch: Sequence[tuple[TargetId, int]]) -> None:
-        await self.targets.load(dict(batch), self._is_in_flight)
+        await self.targets.load(dict(batch))
         for in_flight, target in self._receiver.resolve(target_id for target_id, _partition in batch):
             self._withdraw(self._router.route(in_flight, target, self._loop.time()))
         self._admit()
@@ -224,11 +224,11 @@ class Pipeline:
             while True:
                 await self.targets.wait()
                 try:
-                    for target_id in await self.targets.refresh(self._is_in_flight):
+                    for target_id in await self.targets.refresh():
                         self._withdraw(self._router.target_changed(target_id))
                         self._admit()
                     await self.targets.save_due()
-                    await self.targets.find_troubled(self._is_in_flight)
+                    await self.targets.find_troubled()
                     self._cache.evict_disabled(time.monotonic(), self._is_in_flight)
                     for in_flight in [] if self._receiver.closed else await self._queue_reader.read():
                         if self._cache.get(in_flight.callback.target) is not None:

@@ -13,6 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.receiver import InFlight, Record
@@ -152,25 +153,17 @@ class Router:
         self._settings = settings
         self._cache = cache
         self._random_share = random_share
-        # Shared by both paths, because a target has one rate.
-        self._pacer = CallPacer(cache.rate_of)
-        self.normal = Lanes(
-            settings.lane_bounds,
+        # Both paths share the pacer, because a target has one rate.
+        lanes = partial(
+            Lanes,
             host_of=cache.host_of,
             servers_of=cache.hosts.servers_of,
             is_suspect=cache.is_suspect,
             is_trusted=cache.is_trusted,
-            pacer=self._pacer,
+            pacer=CallPacer(cache.rate_of),
         )
-        self.diverted = Lanes(
-            settings.diverted_lane_bounds,
-            host_of=cache.host_of,
-            servers_of=cache.hosts.servers_of,
-            is_suspect=cache.is_suspect,
-            is_trusted=cache.is_trusted,
-            pacer=self._pacer,
-            max_rate=cache.drain_rate_of,
-        )
+        self.normal = lanes(settings.lane_bounds)
+        self.diverted = lanes(settings.diverted_lane_bounds, max_rate=cache.drain_rate_of)
         self._both = (self.normal, self.diverted)
 
     def lanes_of(self, record: Record) -> Lanes:

@@ -94,7 +94,6 @@ class Targets:
     """A cache with its store, as the pipeline runs them."""
 
     def __init__(self, in_flight: Callable[[TargetId], bool] = not_in_flight) -> None:
-        self.in_flight = in_flight
         self.cache = TargetCache(SETTINGS)
         self.store = TargetStore(
             SETTINGS,
@@ -102,6 +101,7 @@ class Targets:
             self.cache,
             "me",
             partition_of=lambda _url: 0,
+            in_flight=in_flight,
         )
         self.assign(0)
         self.changed: list[TargetId] = []
@@ -110,15 +110,15 @@ class Targets:
         self.store.assign(frozenset({("callbacks", partition), ("callbacks.diverted", partition)}))
 
     async def load(self, *targets: TargetId, partition: int = 0) -> None:
-        await self.store.load(dict.fromkeys(targets, partition), self.in_flight)
+        await self.store.load(dict.fromkeys(targets, partition))
 
     async def maintain(self) -> None:
         try:
             while True:
                 await self.store.wait()
-                self.changed += await self.store.refresh(self.in_flight)
+                self.changed += await self.store.refresh()
                 await self.store.save_due()
-                await self.store.find_troubled(self.in_flight)
+                await self.store.find_troubled()
         finally:
             await self.store.save_last()
 
@@ -482,9 +482,9 @@ async def test_a_search_looks_at_one_full_page_a_tick(rows: Rows, monkeypatch: p
     rows.held = [at(f"http://held/{number}") for number in range(15)]
     found = []
     for _ in range(4):
-        await targets.store.find_troubled(not_in_flight)
+        await targets.store.find_troubled()
         found.append(len(targets.cache.held))
     assert found == [10, 20, 35, 40]
     assert rows.pages == 5
-    await targets.store.find_troubled(not_in_flight)
+    await targets.store.find_troubled()
     assert rows.pages == 5, "the next search is due in half a minute"

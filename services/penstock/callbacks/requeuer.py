@@ -97,14 +97,16 @@ class Drainer:
             if room <= 0:
                 break
             waiting, host = self._router.diverted.waiting_for(target_id), target.host
-            if host.suspect or host.abnormal:
+            if host.unresponsive or host.abnormal:
                 # All its targets together receive what one would: they are one server.
                 if host.id not in hosts:
-                    hosts[host.id] = host.drain.allow(now_s, suspect=host.suspect)
+                    hosts[host.id] = host.drain.allow(now_s, unresponsive=host.unresponsive)
                 allowed = min(1, hosts[host.id], room)
                 hosts[host.id] -= allowed
             else:
-                allowed = min(target.drain.allow(now_s, suspect=target.suspect, waiting=waiting), room)
+                allowed = min(
+                    target.drain.allow(now_s, unresponsive=target.unresponsive, waiting=waiting), room
+                )
             if allowed:
                 wanted[target_id] = allowed
                 room -= allowed

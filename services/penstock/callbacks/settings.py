@@ -67,7 +67,7 @@ class LaneBounds:
         host_slots: most slots of a trusted host.
         untrusted_slots: most slots of another host.
         server_slots: most slots of all untrusted hosts of one server.
-        suspect_slots: most calls under way to all suspect targets together.
+        unresponsive_slots: most calls under way to all unresponsive targets together.
         lane_size: most callbacks that wait in one lane.
         total_size: when more callbacks wait in all lanes together, each lane keeps no more than its
             share.
@@ -79,7 +79,7 @@ class LaneBounds:
     host_slots: int
     untrusted_slots: int
     server_slots: int
-    suspect_slots: int
+    unresponsive_slots: int
     lane_size: int
     total_size: int
     longest_wait_s: float
@@ -213,7 +213,7 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
             host_slots=self.callback_host_slots,
             untrusted_slots=2 * self.callback_target_slots,
             server_slots=max(2 * self.callback_target_slots, self.callback_slots // 8),
-            suspect_slots=max(1, self.callback_slots // 2),
+            unresponsive_slots=max(1, self.callback_slots // 2),
             lane_size=LANE_SIZE,
             total_size=MAX_WAITING // 2,
             longest_wait_s=LONGEST_WAIT_S,
@@ -230,7 +230,7 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
             host_slots=max(1, slots - 2),
             untrusted_slots=min(2 * DIVERTED_TARGET_SLOTS, slots),
             server_slots=max(1, slots - 2),
-            suspect_slots=max(1, slots - 2),
+            unresponsive_slots=max(1, slots - 2),
             lane_size=LANE_SIZE,
             total_size=MAX_WAITING // 4,
             longest_wait_s=LONGEST_WAIT_S,

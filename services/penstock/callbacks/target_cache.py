@@ -200,10 +200,10 @@ class TargetCache:
         target = self._targets.get(target_id)
         return self.hosts.of(target_id) if target is None else target.host
 
-    def is_suspect(self, target_id: TargetId) -> bool:
+    def is_unresponsive(self, target_id: TargetId) -> bool:
         """Whether the latest call to it or to its host was slow."""
         target = self._targets.get(target_id)
-        return target is not None and (target.suspect or target.host.suspect)
+        return target is not None and (target.unresponsive or target.host.unresponsive)
 
     def is_trusted(self, target_id: TargetId) -> bool:
         """Whether the latest call to it was answered in time; other targets do not count."""
@@ -279,7 +279,7 @@ class TargetCache:
         if target is None:
             return False
         host = target.host
-        target.suspect = host.suspect = slow
+        target.unresponsive = host.unresponsive = slow
         target.trusted = host.trusted = not slow
         if self._self_check.is_active(time.monotonic()):
             return False

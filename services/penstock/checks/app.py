@@ -30,7 +30,7 @@ SHOW = 20
 
 
 async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -> Report:
-    """Checks the invariant on a live system; suspects have `SETTLE_S` seconds to move.
+    """Checks the invariant on a live system; candidates have `SETTLE_S` seconds to move.
 
     Args:
         settings: where.

@@ -1,7 +1,7 @@
-"""The rules that need both PostgreSQL and Kafka: suspects get time to move.
+"""The rules that need both PostgreSQL and Kafka: candidates get time to move.
 
-Each search names suspects by a mark that changes when they move. A suspect with the same mark in
-every search for `SETTLE_S` seconds is an offender.
+Each search names candidates by a version that changes when they move. A candidate with the same
+version in every search for `SETTLE_S` seconds is an offender.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.kafka.topology.topics import (
 from penstock.postgres import checks, ingest_positions
 from penstock.settings import Platform
 
-# Seconds that a suspect has to move, and between two searches.
+# Seconds that a candidate has to move, and between two searches.
 SETTLE_S = 10.0
 SEARCH_EVERY_S = 1.0
 
@@ -43,7 +43,7 @@ _READ_BY = (
     (CALLBACKS_DIVERTED, "callbacks"),
 )
 
-Suspects = dict[Hashable, Offenders]
+Candidates = dict[Hashable, Offenders]
 
 
 class InTransit:
@@ -72,21 +72,21 @@ class InTransit:
         self._misplaced = misplaced
 
     async def find(self) -> list[Offenders]:
-        """The suspects that have not moved in any search for `SETTLE_S` seconds.
+        """The candidates that have not moved in any search for `SETTLE_S` seconds.
 
         Raises:
             PostgresUnavailable, KafkaUnavailable: it is unknown.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + SETTLE_S
-        suspects = await self._search()
-        while suspects and loop.time() < deadline_s:
+        candidates = await self._search()
+        while candidates and loop.time() < deadline_s:
             await asyncio.sleep(SEARCH_EVERY_S)
             again = await self._search()
-            suspects = {mark: again[mark] for mark in suspects if mark in again}
-        return list(suspects.values())
+            candidates = {version: again[version] for version in candidates if version in again}
+        return list(candidates.values())
 
-    async def _search(self) -> Suspects:
+    async def _search(self) -> Candidates:
         return {
             **await self._unreleased(),
             **await self._unheard(),
@@ -96,9 +96,9 @@ class InTransit:
             **await self._queued.find(),
         }
 
-    async def _unreleased(self) -> Suspects:
+    async def _unreleased(self) -> Candidates:
         """Tasks that stay ready although their type has no owner, or all its records are read."""
-        found: Suspects = {}
+        found: Candidates = {}
         for row in await checks.ready_types(self._pool, GRACE_S):
             topic = ready(row["type"], 1).name
             committed = await self._topics.committed(workers_group(self._settings.prefix, row["type"]))
@@ -113,7 +113,7 @@ class InTransit:
             found["unreleased", row["type"], written] = Offenders([offender], row["tasks"])
         return found
 
-    async def _unheard(self) -> Suspects:
+    async def _unheard(self) -> Candidates:
         """Tasks whose lease cannot expire, because no heartbeat processor has their partition."""
         rows = await checks.running_by_partition(self._pool, partitions_of(self._settings, HEARTBEATS))
         if not rows:
@@ -122,7 +122,7 @@ class InTransit:
         if assigned is None:
             return {}
         name = self._settings.prefix + HEARTBEATS.name
-        found: Suspects = {}
+        found: Candidates = {}
         for row in rows:
             partition = row["lease_partition"]
             if (name, partition) in assigned:
@@ -134,9 +134,9 @@ class InTransit:
             )
         return found
 
-    async def _held(self) -> Suspects:
+    async def _held(self) -> Candidates:
         """Callbacks that stay held although their target is normal."""
-        found: Suspects = {}
+        found: Candidates = {}
         for row in await checks.held_targets(self._pool, GRACE_S):
             more = f"and {row['held'] - 1:,} more are" if row["held"] > 1 else "is"
             lacks = f"{more} held for {TargetId(row['namespace'], row['target'])}, which is normal: is callbacks running?"
@@ -145,9 +145,9 @@ class InTransit:
             )
         return found
 
-    async def _unread(self) -> Suspects:
+    async def _unread(self) -> Candidates:
         """Records that have been unread for long, in partitions whose readers make no progress."""
-        found: Suspects = {}
+        found: Candidates = {}
         positions = []
         for topic, service in INGESTED:
             name = self._settings.prefix + topic.name

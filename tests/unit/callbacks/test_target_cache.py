@@ -278,15 +278,15 @@ async def test_a_cached_target_is_read_again_with_the_partition_of_its_records(r
 
 async def test_slow_calls_count_in_their_namespace_only(rows: Rows) -> None:
     """C3, O5: ten slow calls of one namespace make its target abnormal; the other namespace's
-    target at the same URL stays normal and not suspect."""
+    target at the same URL stays normal and not unresponsive."""
     acme, beta = at("http://a/", "acme"), at("http://a/", "beta")
     targets = Targets()
     cache = targets.cache
     await targets.load(acme, beta)
     assert [cache.record_call(acme, slow=True) for _ in range(10)] == [False] * 9 + [True]
     assert sorted(cache.states()) == ["abnormal", "normal"]
-    assert cache.is_suspect(acme)
-    assert not cache.is_suspect(beta)
+    assert cache.is_unresponsive(acme)
+    assert not cache.is_unresponsive(beta)
     assert (cache.drain_rate_of(acme), cache.drain_rate_of(beta)) == (SETTINGS.drain.rate, None)
 
 

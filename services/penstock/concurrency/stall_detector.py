@@ -1,8 +1,8 @@
 """Stall detection: a process with work and without progress ends, and is restarted.
 
-`StallDetector` compares marks of progress while the event loop turns. An outage of a server is no
-stall: while attempts fail and are repeated, times start anew. `LoopWatchdog` covers the
-loop itself: a timer of the interpreter, which ends the process even when a C extension holds the
+`StallDetector` compares the progress of all work while the event loop turns. An outage of a server
+is no stall: while attempts fail and are repeated, times start anew. `LoopWatchdog` covers the loop
+itself: a timer of the interpreter, which ends the process even when a C extension holds the
 interpreter lock.
 
 When in doubt, the process ends: its records in flight are delivered again.
@@ -27,18 +27,18 @@ class StallDetector:
     """Reports work that has made no progress for too long.
 
     Args:
-        limit_s: seconds after which an unchanged mark is a stall.
-        marks: returns name and mark of everything that should progress now. A mark changes with
-            each step of progress. A name that is left out is at rest; its time starts anew when it
-            is named again.
+        limit_s: seconds after which an unchanged value is a stall.
+        progress: returns name and value of everything that should progress now. A value changes
+            with each step. A name that is left out is at rest; its time starts anew when it is
+            named again.
         name: of what is watched, for the error; "" for none.
     """
 
     def __init__(
-        self, limit_s: float, marks: Callable[[], Mapping[str, Hashable]], *, name: str = ""
+        self, limit_s: float, progress: Callable[[], Mapping[str, Hashable]], *, name: str = ""
     ) -> None:
         self._limit_s = limit_s
-        self._marks = marks
+        self._progress = progress
         self._name = name
         self._since: dict[str, tuple[Hashable, float]] = {}
         self._failed_attempts = failed_attempts()
@@ -54,7 +54,7 @@ class StallDetector:
             await asyncio.sleep(CHECK_EVERY_S)
 
     def check(self, now_s: float) -> None:
-        """Compares all marks with those of the check before.
+        """Compares all progress with that of the check before.
 
         Args:
             now_s: seconds on a monotonic clock.
@@ -66,10 +66,12 @@ class StallDetector:
             self._failed_attempts = failed
             self._since.clear()
         self._since = {
-            name: self._since[name] if name in self._since and self._since[name][0] == mark else (mark, now_s)
-            for name, mark in self._marks().items()
+            name: self._since[name]
+            if name in self._since and self._since[name][0] == value
+            else (value, now_s)
+            for name, value in self._progress().items()
         }
-        stalled = [name for name, (_mark, since_s) in self._since.items() if now_s - since_s > self._limit_s]
+        stalled = [name for name, (_value, since_s) in self._since.items() if now_s - since_s > self._limit_s]
         if stalled:
             prefix = f"{self._name}: " if self._name else ""
             raise Stalled(f"{prefix}{', '.join(stalled)}: no progress for {self._limit_s:g} s")

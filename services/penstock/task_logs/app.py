@@ -79,7 +79,7 @@ def create_app(settings: TaskLogsSettings) -> process.Service:
             await process.run_with_background(
                 ingest.run(stopping),
                 retention.run(),
-                StallDetector(settings.stall_timeout_s, progress.marks).run(),
+                StallDetector(settings.stall_timeout_s, progress.progress).run(),
                 progress.unread.run(),
             )
 

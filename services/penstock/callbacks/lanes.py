@@ -52,8 +52,6 @@ class _Lane:
     # Slots in use: for calls, for claimed attempts and for those being claimed.
     slots: int = 0
     calls: int = 0
-    # Slots among them that were taken while the target was unresponsive.
-    unresponsive_slots: int = 0
     # It is scheduled again below this number of slots: half of what it may claim ahead, so that
     # claims come in batches.
     refill: int = sys.maxsize
@@ -93,16 +91,13 @@ class Lanes:
         self._is_unresponsive = is_unresponsive
         self._pacer = CallPacer() if pacer is None else pacer
         self._max_rate = max_rate
-        self._unresponsive_slots = 0
-        self._hosts = HostSlots(bounds, host_of, servers_of, is_trusted)
+        self._hosts = HostSlots(bounds, host_of, servers_of, is_trusted, is_unresponsive)
         self._waiting = 0
         self._lanes: dict[TargetId, _Lane] = {}
         # Round robin of the lanes that can use a slot.
         self._round_robin: deque[TargetId] = deque()
-        # Scheduled lanes that are set aside: those with a slot while few are free, and those of
-        # unresponsive targets while these hold all the slots they may.
+        # Scheduled lanes with a slot that are set aside while few are free.
         self._short_of_slots: OrderedDict[TargetId, None] = OrderedDict()
-        self._unresponsive_aside: OrderedDict[TargetId, None] = OrderedDict()
         # Heap of (when, target) of the scheduled lanes whose target has no free slot by its rate
         # yet.
         self._paced: list[tuple[float, TargetId]] = []
@@ -112,13 +107,7 @@ class Lanes:
     @property
     def idle(self) -> bool:
         """Whether no lane is scheduled, so that `admit` returns nothing."""
-        return not (
-            self._round_robin
-            or self._short_of_slots
-            or self._unresponsive_aside
-            or self._paced
-            or self._hosts
-        )
+        return not (self._round_robin or self._short_of_slots or self._paced or self._hosts)
 
     @property
     def waiting(self) -> int:
@@ -192,11 +181,6 @@ class Lanes:
                 lane.refill = (most + self._bounds.target_slots) // 2
             elif lane.slots and self._free <= self._reserve:
                 self._short_of_slots[target_id] = None
-            elif (
-                self._is_unresponsive(target_id)
-                and self._unresponsive_slots >= self._bounds.unresponsive_slots
-            ):
-                self._unresponsive_aside[target_id] = None
             elif self._hosts.set_aside(target_id, scarce=self._free <= self._reserve, ahead=most):
                 pass
             elif (
@@ -213,12 +197,8 @@ class Lanes:
         Not all of them: under load each call frees one slot, and the other lanes would be set aside
         again.
         """
-        for aside, room in (
-            (self._short_of_slots, self._free - self._reserve),
-            (self._unresponsive_aside, self._bounds.unresponsive_slots - self._unresponsive_slots),
-        ):
-            for _ in range(min(len(aside), room)):
-                self._round_robin.append(aside.popitem(last=False)[0])
+        for _ in range(min(len(self._short_of_slots), self._free - self._reserve)):
+            self._round_robin.append(self._short_of_slots.popitem(last=False)[0])
         if self._hosts:
             self._round_robin += self._hosts.recall(scarce=self._free <= self._reserve)
         return bool(self._round_robin)
@@ -288,9 +268,6 @@ class Lanes:
         lane.slots -= 1
         self._free += 1
         self._hosts.free(target_id)
-        if lane.unresponsive_slots:
-            lane.unresponsive_slots -= 1
-            self._unresponsive_slots -= 1
         if target_id in self._short_of_slots and not lane.slots:
             # Only lanes with a slot are set aside for lack of slots.
             del self._short_of_slots[target_id]
@@ -363,9 +340,6 @@ class Lanes:
         lane.slots += 1
         self._free -= 1
         self._hosts.take(target_id)
-        if self._is_unresponsive(target_id):
-            lane.unresponsive_slots += 1
-            self._unresponsive_slots += 1
         if lane.waiting:
             self._round_robin.append(target_id)
         else:

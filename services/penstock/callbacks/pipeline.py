@@ -122,8 +122,8 @@ class Pipeline:
         self._postponed = Batcher(self._postpone)
         self._held = Batcher(self._hold)
         self._calls: set[asyncio.Task[None]] = set()
-        self._call_error: BaseException | None = None
-        self._call_failed = asyncio.Event()
+        # Has the first error of a call that is not a result.
+        self._call_failed: asyncio.Future[None] = self._loop.create_future()
         # Callbacks whose last outcome is not recorded yet.
         self._unrecorded: set[str] = set()
         self._admit_timer: asyncio.TimerHandle | None = None
@@ -186,7 +186,7 @@ class Pipeline:
                 self._results.run(),
                 self._defer_overdue(),
                 self._maintain_targets(),
-                self._raise_call_error(),
+                self._call_failed,
                 self._close_on(stopping),
             )
         finally:
@@ -303,14 +303,9 @@ class Pipeline:
 
     def _finish_call(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
-        if not call.cancelled() and (error := call.exception()) is not None:
-            self._call_error = self._call_error or error
-            self._call_failed.set()
-
-    async def _raise_call_error(self) -> None:
-        await self._call_failed.wait()
-        assert self._call_error is not None
-        raise self._call_error
+        error = None if call.cancelled() else call.exception()
+        if error is not None and not self._call_failed.done():
+            self._call_failed.set_exception(error)
 
     async def _call_in_turn(self, in_flight: InFlight, lanes: Lanes) -> None:
         """Makes a call, then the calls that wait for its slot: one task serves many short calls."""

@@ -96,8 +96,8 @@ class LanesMachine(RuleBasedStateMachine):
         self.admitted = {target: [] for target in TARGETS}
         self.ready = {target: [] for target in TARGETS}
         self.calling = Counter()
-        # Slots that were taken while their target was unresponsive.
-        self.unresponsive_held = Counter()
+        # By slot in use, the latest last: whether its target was unresponsive when it was taken.
+        self.charged = {target: [] for target in TARGETS}
         self.paced = set()
         self.number = 0
         self.now_s = 0.0
@@ -137,7 +137,7 @@ class LanesMachine(RuleBasedStateMachine):
         target = data.draw(st.sampled_from(some))
         item = self.admitted[target].pop(0)
         if not granted:
-            self.unresponsive_held[target] -= self.unresponsive_held[target] > 0
+            self.charged[target].pop()
             self.lanes.free_slot(target)
         elif self.lanes.start(item):
             assert not self.ready[target], "called before an earlier claim"
@@ -155,7 +155,7 @@ class LanesMachine(RuleBasedStateMachine):
         target = data.draw(st.sampled_from(busy))
         (self.unresponsive.add if slow else self.unresponsive.discard)(target)
         self.paced.add(target)
-        self.unresponsive_held[target] -= self.unresponsive_held[target] > 0
+        self.charged[target].pop()
         following = self.lanes.finish(target, took_s)
         if self.ready[target]:
             assert following is self.ready[target].pop(0)
@@ -177,7 +177,7 @@ class LanesMachine(RuleBasedStateMachine):
     def take_claimed(self, of):
         assert self.lanes.take_claimed(of) == self.ready[of]
         for _ in self.ready[of]:
-            self.unresponsive_held[of] -= self.unresponsive_held[of] > 0
+            self.charged[of].pop()
         self.ready[of] = []
         self.admit()
 
@@ -191,7 +191,7 @@ class LanesMachine(RuleBasedStateMachine):
             assert ahead < 0 or target in self.paced, "ahead of a target of unknown pace"
             assert ahead < 0 or target not in self.unresponsive, "ahead of an unresponsive target"
             self.admitted[target].append(item)
-            self.unresponsive_held[target] += target in self.unresponsive
+            self.charged[target].append(target in self.unresponsive)
 
     def total(self):
         return sum(self.held(target) for target in TARGETS)
@@ -203,16 +203,15 @@ class LanesMachine(RuleBasedStateMachine):
         assert self.lanes.waiting == sum(map(len, self.inside.values()))
         assert self.lanes.slots_in_use == self.total() <= self.slots
         assert all(count <= self.target_slots for count in self.calling.values())
-        assert self.unresponsive_held.total() <= self.unresponsive_slots
+        unresponsive = sum(map(sum, self.charged.values()))
+        assert unresponsive <= self.unresponsive_slots
         free = self.slots - self.total()
         for target in TARGETS:
             assert self.held(target) == self.lanes.slots_of(target)
             if not self.inside[target] or self.held(target) >= self.target_slots:
                 continue
             full = not free or (self.held(target) and free <= int(self.slots / 4))
-            assert full or (
-                target in self.unresponsive and self.unresponsive_held.total() >= self.unresponsive_slots
-            )
+            assert full or (target in self.unresponsive and unresponsive >= self.unresponsive_slots)
 
 
 TestLanes = LanesMachine.TestCase

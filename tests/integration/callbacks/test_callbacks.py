@@ -20,9 +20,7 @@ from tests.support.callback_targets import (
 from tests.support.waiting import wait_until
 
 from penstock import __version__
-from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.validation import conform
-from penstock.core.delivery import DeliveryPolicy
 from penstock.kafka.topology.topics import CALLBACKS_DEAD, CALLBACKS_REJECTED
 
 
@@ -73,19 +71,6 @@ async def test_retry_after_is_a_floor(platform: Bench, target: Target) -> None:
         await wait_until(platform.all_delivered)
     first, second = target.calls
     assert second.at_s - first.at_s >= 1.95
-
-
-async def test_retry_after_has_a_ceiling(
-    platform: Bench, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """C6: a ceiling limits a Retry-After of ten years."""
-    policy = DeliveryPolicy((0.3,), retry_after_max_s=0.5)
-    monkeypatch.setattr(CallbacksSettings, "policy", policy)
-    target.answer = answering(503, 200, **{"Retry-After": "315360000"})
-    async with platform.service():
-        await platform.enqueue(make_callback(f"{target.url}/hook"))
-        await wait_until(platform.all_delivered)
-    assert len(target.calls) == 2
 
 
 async def dead_record(platform: Bench) -> dict[str, object]:

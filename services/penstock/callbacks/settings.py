@@ -156,8 +156,8 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         _HEALTH.calm_s, "Seconds after a slow call in which quick calls do not decrement the count."
     )
     callback_count_early: bool = option(
-        _HEALTH.by_timer,
-        "Whether a slow call counts as soon as it is slow (true), or at its end (false).",
+        default=True,
+        doc="Whether a slow call counts as soon as it is slow (true), or at its end (false).",
     )
     callback_abnormal_share: float = option(
         _HEALTH.share,
@@ -189,7 +189,6 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
             threshold=self.callback_abnormal_count,
             ceiling=_CEILING * self.callback_abnormal_count,
             calm_s=self.callback_calm_s,
-            by_timer=self.callback_count_early,
             share=self.callback_abnormal_share,
             decay_s=self.callback_decay_s,
             self_check_share=self.callback_suspicion_share,

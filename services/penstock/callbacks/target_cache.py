@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from penstock.callbacks.hosts import Host, Hosts
 from penstock.callbacks.settings import CallbacksSettings
@@ -57,6 +57,8 @@ class TargetCache:
         self._targets: OrderedDict[TargetId, Target] = OrderedDict()
         # Disabled targets, the first loaded ones first, with the monotonic time of that.
         self._disabled: OrderedDict[TargetId, float] = OrderedDict()
+        # Targets that another process changed; `put` keeps their attempts.
+        self._changed: dict[TargetId, Target] = {}
         # How many targets each host has, and how many hosts each namespace.
         self._host_counts: Counter[HostId] = Counter()
         self._hosts_within: Counter[str] = Counter()
@@ -80,11 +82,6 @@ class TargetCache:
     def __contains__(self, target_id: object) -> bool:
         return target_id in self._targets
 
-    @property
-    def host_counts(self) -> Mapping[str, int]:
-        """How many hosts the targets of each namespace have."""
-        return self._hosts_within
-
     def get(self, target_id: TargetId) -> Target | None:
         """Returns a target and marks it as used; None when it is not loaded or not owned."""
         target = self._targets.get(target_id)
@@ -100,7 +97,7 @@ class TargetCache:
         """Adds or replaces a target; attempts that were not saved yet are kept."""
         if target_id not in self._targets:
             self._count_host(target.host.id, 1)
-        before = self._targets.get(target_id)
+        before = self._targets.get(target_id) or self._changed.pop(target_id, None)
         last_s = target.attempts[-1].at_s if target.attempts else 0.0
         unsaved = [attempt for attempt in before.attempts if attempt.at_s > last_s] if before else []
         if unsaved:
@@ -139,6 +136,12 @@ class TargetCache:
                 del self._hosts_within[host_id.namespace]
             if not self._origins[host_id.origin]:
                 del self._origins[host_id.origin]
+
+    def drop_changed(self, target_id: TargetId) -> None:
+        """Removes a target that another process has changed; `put` keeps its attempts."""
+        if (target := self._targets.get(target_id)) is not None:
+            self._changed[target_id] = target
+            self.drop(target_id)
 
     def evict(self, capacity: int, scan: int, in_flight: Callable[[TargetId], bool]) -> None:
         """Removes the least recently used targets beyond `capacity`.
@@ -188,6 +191,8 @@ class TargetCache:
         gone = [target_id for target_id, target in self._targets.items() if target.partition in partitions]
         for target_id in gone:
             self.drop(target_id)
+        for target_id in [name for name, target in self._changed.items() if target.partition in partitions]:
+            del self._changed[target_id]
         self.drop_absent()
 
     def drop_absent(self) -> None:
@@ -265,7 +270,7 @@ class TargetCache:
 
     def record_attempt(self, target_id: TargetId, attempt: Attempt) -> None:
         """Adds an attempt to those that operators see."""
-        if (target := self._targets.get(target_id)) is not None:
+        if (target := self._targets.get(target_id) or self._changed.get(target_id)) is not None:
             target.attempts.append(attempt)
             self.unsaved_attempts.add(target_id)
 

@@ -278,7 +278,7 @@ class TargetStore:
                 "A target was changed by an operator or another process; it is read again",
                 extra={"event": "target_dropped", **log_fields(target_id)},
             )
-            cache.drop(target_id)
+            cache.drop_changed(target_id)
             self._search_at_s = 0.0
 
 

@@ -36,7 +36,6 @@ class HealthPolicy:
         threshold: the count that makes a target abnormal.
         ceiling: the highest count.
         calm_s: seconds after a slow call in which quick calls subtract nothing.
-        by_timer: whether a slow call is counted after `slow_s` already, or only at its end.
         share: least share of a target's recent calls that must be slow to make it abnormal; 0 turns
             this off.
         recent_s: seconds in which the weight of a recent call falls to a third.
@@ -55,7 +54,6 @@ class HealthPolicy:
     threshold: int = 10
     ceiling: int = 20
     calm_s: float = 60.0
-    by_timer: bool = True
     share: float = 0.05
     recent_s: float = 5.0
     recent_calls: int = 100

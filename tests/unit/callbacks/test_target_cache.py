@@ -404,7 +404,9 @@ class CacheMachine(RuleBasedStateMachine):
     def is_exact(self) -> None:
         assert len(self.cache) == len(self.model)
         assert all(self.cache.peek(target_id) is target for target_id, target in self.model.items())
-        assert sum(self.cache.host_counts.values()) == len({target.host.id for target in self.model.values()})
+        assert sum(self.cache._hosts_within.values()) == len(
+            {target.host.id for target in self.model.values()}
+        )
 
 
 CacheMachine.TestCase.settings = settings(deadline=None, max_examples=50)

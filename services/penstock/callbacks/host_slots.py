@@ -137,7 +137,12 @@ class HostSlots:
             key = next(iter(self._aside))
             self._aside.move_to_end(key)
             self._freed[key] = None
-        recalled = list(self._ended)
+        recalled = [
+            target_id
+            for target_id in self._ended
+            if self._is_trusted(target_id) or self._key_of_aside[target_id] is _UNRESPONSIVE
+        ]
+        self._ended.clear()
         for target_id in recalled:
             self.drop(target_id)
         for key in list(self._freed):
@@ -156,16 +161,17 @@ class HostSlots:
 
     def _keys(self, target_id: TargetId, host: Host) -> tuple[_Key, ...]:
         """What a slot counts for."""
-        unresponsive = (_UNRESPONSIVE,) if self._is_unresponsive(target_id) else ()
         if self._is_trusted(target_id):
-            return (*unresponsive, _TrustedTargets(host.id))
-        return (*unresponsive, host.id, *(() if host.trusted else self._servers_of(host)))
+            keys: tuple[_Key, ...] = (_TrustedTargets(host.id),)
+        else:
+            keys = (host.id,) if host.trusted else (host.id, *self._servers_of(host))
+        return (_UNRESPONSIVE, *keys) if self._is_unresponsive(target_id) else keys
 
     def _most(self, key: _Key, host: Host, *, scarce: bool, ahead: int = 0) -> int:
         bounds = self._bounds
-        if isinstance(key, _UnresponsiveTargets):
-            return bounds.unresponsive_slots
         if isinstance(key, str):
             return bounds.server_slots
+        if key is _UNRESPONSIVE:
+            return bounds.unresponsive_slots
         trusted = host.trusted or isinstance(key, _TrustedTargets)
         return max(bounds.host_slots, ahead) if trusted and not scarce else bounds.untrusted_slots

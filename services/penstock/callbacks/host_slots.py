@@ -69,7 +69,7 @@ class HostSlots:
         self._is_trusted = is_trusted
         self._is_unresponsive = is_unresponsive
         self._used: Counter[_Key] = Counter()
-        # What each slot in use counts for, by target.
+        # The keys that each slot in use counts for, by target.
         self._charged: dict[TargetId, list[tuple[_Key, ...]]] = {}
         self._aside: OrderedDict[_Key, OrderedDict[TargetId, Host]] = OrderedDict()
         self._key_of_aside: dict[TargetId, _Key] = {}
@@ -160,7 +160,7 @@ class HostSlots:
         return bool(self._aside)
 
     def _keys(self, target_id: TargetId, host: Host) -> tuple[_Key, ...]:
-        """What a slot counts for."""
+        """The keys that a slot counts for."""
         if self._is_trusted(target_id):
             keys: tuple[_Key, ...] = (_TrustedTargets(host.id),)
         else:

@@ -12,7 +12,7 @@ from penstock.checks.misplaced import Misplaced
 from penstock.checks.missing import missing_tasks
 from penstock.checks.queued import Queued
 from penstock.checks.report import Offender, Offenders, Report, Rule
-from penstock.checks.rule import Check, Suspects, System, Writers
+from penstock.checks.rule import Candidates, Check, System, Writers
 from penstock.checks.stuck_callbacks import StuckCallbacks
 from penstock.checks.unstamped import Unstamped
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
@@ -36,7 +36,7 @@ class UnstampedTopics(Check):
         super().__init__(system)
         self._search = Unstamped(system.settings, system.show)
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """See `Check`."""
         return dict(enumerate(await self._search.find()))
 
@@ -77,7 +77,7 @@ RULES: tuple[type[Check], ...] = (
 
 
 async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -> Report:
-    """Checks the invariant on a live system; suspects have `SETTLE_S` seconds to move.
+    """Checks the invariant on a live system; candidates have `SETTLE_S` seconds to move.
 
     Args:
         settings: where.

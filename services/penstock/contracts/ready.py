@@ -25,9 +25,9 @@ _MAX_INTEGER = 2**31 - 1
 _MAX_LEASE_MS = 86_400_000
 _MAX_TEXT = 200
 
-# Not a task: task-sync writes a mark where a partition's records are gone, to see how far workers
+# Not a task: task-sync writes a marker where a partition's records are gone, to see how far workers
 # have read.
-MARK = orjson.dumps({"mark": "what was here before is gone"})
+MARKER = orjson.dumps({"mark": "what was here before is gone"})
 
 
 # Not frozen: constructing a frozen dataclass is slower, and one is made for each task that is

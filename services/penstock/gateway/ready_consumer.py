@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from penstock.contracts.heartbeat import claims_of
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import MARKER, ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.contracts.task_type import TaskType
 from penstock.core.idle_backoff import IdleBackoff
@@ -380,7 +380,7 @@ async def _commit(
 
 def _decode(type_name: str, partition: TopicPartition, record: object) -> ReadyTask | None:
     value: bytes = record.value or b""  # type: ignore[attr-defined] # aiokafka has no types
-    if value == MARK:
+    if value == MARKER:
         return None
     try:
         return ReadyTask.decode(value, type_name)

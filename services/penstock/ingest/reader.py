@@ -123,7 +123,7 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         self._closing = False
         self.inserted = 0
         self.rejected = 0
-        # Work in progress, and how far it has advanced: marks for the stall detector.
+        # Work in progress, and how far it has advanced, for the stall detector.
         self._progress: dict[str, int] = {}
         self._rebalances = 0
         self._assigned = False
@@ -156,7 +156,7 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         return dict(self._next)
 
     def progress(self) -> dict[str, Hashable]:
-        """Work in progress, each with a mark that changes as it advances; empty at rest."""
+        """Work in progress, each with a value that changes as it advances; empty at rest."""
         return dict(self._progress)
 
     def is_busy(self, number: int) -> bool:
@@ -195,8 +195,8 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         return {} if self._assigned else {f"joining the group {self._group}": self._rebalances}
 
     @contextmanager
-    def _in_progress(self, name: str, mark: int = 0) -> Iterator[None]:
-        self._progress[name] = mark
+    def _in_progress(self, name: str, value: int = 0) -> Iterator[None]:
+        self._progress[name] = value
         try:
             yield
         finally:
@@ -305,7 +305,7 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
                 drops = queues.drops(number)
                 try:
                     name = f"inserting {self.topic}/{number} from {records[0].offset}"
-                    # Each attempt at a held record has another mark: many of them are no stall.
+                    # Each attempt at a held record has another value: many of them are no stall.
                     with self._in_progress(name, self._attempts if is_held else 0):
                         held = await self._insert(tp, records, name)
                 except ObjectsUnavailable as error:

@@ -105,7 +105,7 @@ class LagPoller:
         return type_name in self._running
 
     def progress(self) -> dict[str, Hashable]:
-        """The polls under way and their mark, for the stall detector."""
+        """The polls under way and their value, for the stall detector."""
         return {"polling the lag of ready topics": self._ended} if self._running else {}
 
     def begin(self, topic: ReadyTopic) -> None:

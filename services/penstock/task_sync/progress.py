@@ -1,6 +1,6 @@
-"""The marks of progress of task-sync, for its stall detector.
+"""The progress of task-sync, for its stall detector.
 
-Work in progress has a mark; a full window has none, since it waits for workers. A stall ends the
+Work in progress has a value; a full window has none, since it waits for workers. A stall ends the
 process; the next owner continues from PostgreSQL and the batch notes.
 """
 
@@ -40,7 +40,7 @@ class Progress:
     ) -> None:
         self._release_loop = release_loop
         self.ingest = IngestProgress(limit_s, offsets, [ingest])
-        self.detector = StallDetector(limit_s, self._marks, servers)
+        self.detector = StallDetector(limit_s, self._progress, servers)
 
-    def _marks(self) -> dict[str, Hashable]:
-        return self._release_loop.progress() | self.ingest.marks()
+    def _progress(self) -> dict[str, Hashable]:
+        return self._release_loop.progress() | self.ingest.progress()

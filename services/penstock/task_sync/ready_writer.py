@@ -62,7 +62,7 @@ class ReadyWriter:
         self._confirmations = 0
 
     def progress(self) -> dict[str, Hashable]:
-        """The work in progress and its mark, for the stall detector; empty at rest."""
+        """The work in progress and its value, for the stall detector; empty at rest."""
         if not self._writing and not self._confirming:
             return {}
         return {"writing released tasks to Kafka": self._confirmations}

@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from penstock import process
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import MARKER, ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import MANY_RECORDS, OLD_S, claims_first
 from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, SessionLost
@@ -326,8 +326,8 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         return list(tasks.values()), oldest_ms
 
     def _decode(self, record: Any) -> ReadyTask | None:
-        """The task of a record; None for a mark and for an invalid record."""
-        if record.value == MARK:
+        """The task of a record; None for a marker and for an invalid record."""
+        if record.value == MARKER:
             return None
         try:
             return ReadyTask.decode(record.value or b"", self._type)

@@ -237,16 +237,16 @@ async def test_a_partition_that_is_not_read_is_found_beside_a_held_one(system):
         names = set()
 
         def stalled():
-            names.update(progress.marks())
+            names.update(progress.progress())
             return "reading submitted/0 from 0" in names
 
         await wait_until(stalled)
-        # Each mark of the held one is another.
+        # Each value of the held one is another.
         assert "reading submitted/1 from 0" not in names
         # Not only in the moments between two attempts: then the detector would begin anew.
         attempts = ingest._attempts
         while ingest._attempts < attempts + 2:
-            assert "reading submitted/0 from 0" in progress.marks()
+            assert "reading submitted/0 from 0" in progress.progress()
             await asyncio.sleep(0)
         consumer.resume(*consumer.assignment())
         await wait_until(lambda: system.inserted == ["unread"])

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from tests.support.callback_targets import LOOPBACK, SECRET, make_callback
+from tests.support.callback_targets import LOOPBACK, SECRET, keys_of, make_callback
 
 from penstock.callbacks.caller import Caller, open_caller
 from penstock.callbacks.settings import CallbacksSettings
@@ -69,7 +69,7 @@ async def target() -> AsyncIterator[Target]:
 @asynccontextmanager
 async def running_caller() -> AsyncIterator[Caller]:
     settings = CallbacksSettings.load({}, callback_secrets=(SECRET,), callback_allow=LOOPBACK)
-    async with open_caller(settings) as caller:
+    async with open_caller(settings, keys_of) as caller:
         yield caller
 
 

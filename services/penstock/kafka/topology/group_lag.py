@@ -112,7 +112,7 @@ async def _positions_of(
     for tp, waiting in records.items():
         before = 0
         for record in waiting:
-            with suppress(InvalidRecord):  # a mark
+            with suppress(InvalidRecord):  # a marker
                 attempt_id = ReadyTask.decode(record.value or b"", type_name).fence.attempt_id
                 positions[attempt_id] = RecordPosition(tp.partition, names.get(tp), before)
                 before += 1

@@ -14,7 +14,6 @@ from penstock.checks.queued import Queued
 from penstock.checks.repair import Repair
 from penstock.checks.report import Offender, Offenders, Report, Rule
 from penstock.checks.stuck_callbacks import StuckCallbacks
-from penstock.checks.unstamped import Unstamped
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.topology.topic_config import partitions_of
 from penstock.kafka.topology.topics import HEARTBEATS
@@ -54,23 +53,20 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         misplaced = Misplaced(settings, pool, topics)
         report.moved = await checks.moved(pool)
         report.missing = await missing_tasks(pool, topics)
-        unstamped = Unstamped(settings, show)
         flows = Flows(pool, show)
-        report.add(await _find(settings, pool, topics, queued, stuck, misplaced, unstamped, show), show)
+        report.add(await _find(settings, pool, topics, queued, stuck, misplaced, show), show)
         report.add(await flows.find(), show)
         if not repair or report.clean:
             return report
         session = await stack.enter_async_context(open_session(settings.sessions, "repair"))
         producer = await stack.enter_async_context(running(make_producer(settings)))
-        repairs = Repair(
-            settings, pool, session, producer, queued, stuck, topics, misplaced, unstamped, flows
-        )
+        repairs = Repair(settings, pool, session, producer, queued, stuck, topics, misplaced, flows)
         report.repaired = await repairs.repair(report.counts)
         second = Report()
         queued = Queued(settings, pool, topics, show)
         stuck = StuckCallbacks(settings, pool, topics, show)
         misplaced = Misplaced(settings, pool, topics)
-        second.add(await _find(settings, pool, topics, queued, stuck, misplaced, unstamped, show), show)
+        second.add(await _find(settings, pool, topics, queued, stuck, misplaced, show), show)
         second.add(await flows.find(), show)
         report.remaining = second.counts
         return report
@@ -83,10 +79,8 @@ async def _find(
     queued: Queued,
     stuck: StuckCallbacks,
     misplaced: Misplaced,
-    unstamped: Unstamped,
     show: int,
 ) -> list[Offenders]:
     found = await rows.find(pool, show, partitions_of(settings, HEARTBEATS))
     found += await stuck.find()
-    found += await unstamped.find()
     return found + await InTransit(settings, pool, topics, queued, misplaced).find()

@@ -14,7 +14,6 @@
 | misplaced | the position moves to where its reader would start, if the group has no members |
 | lost | noted: the records are gone, and later checks do not report them |
 | miscounted | counted anew, without a pause of the platform |
-| unstamped | the broker stamps the topic's records from now on, as `penstock topics` sets it |
 | unbegun | due at once on the diverted path: another topic and another pool, past what kept it |
 | stalled | the flow's owner decides anew: what it has applied before changes nothing |
 | leftover | tasks and child flows are cancelled as by hand; limits and waits are deleted |
@@ -44,7 +43,6 @@ from penstock.checks.queued import Queued
 from penstock.checks.report import Rule
 from penstock.checks.rows import GRACE_S
 from penstock.checks.stuck_callbacks import StuckCallbacks
-from penstock.checks.unstamped import Unstamped
 from penstock.contracts.event import OutboxEntry
 from penstock.core.attempt import AttemptId
 from penstock.core.endings import ExpiredLease
@@ -86,7 +84,6 @@ class Repair:
         stuck: knows the stuck callbacks.
         topics: of Kafka.
         misplaced: knows the positions that do not fit their topics.
-        unstamped: knows the topics whose records their writers stamp.
         flows: finds and repairs flows.
     """
 
@@ -100,7 +97,6 @@ class Repair:
         stuck: StuckCallbacks,
         topics: Topics,
         misplaced: Misplaced,
-        unstamped: Unstamped,
         flows: Flows,
     ) -> None:
         self._settings = settings
@@ -124,7 +120,6 @@ class Repair:
             Rule.MISPLACED: misplaced.move,
             Rule.LOST: partial(checks.note_lost, pool),
             Rule.MISCOUNTED: partial(backlog.recount, pool),
-            Rule.UNSTAMPED: unstamped.stamp,
             **flows.repairs(self._publish_outbox, settings.event_source),
         }
 

@@ -99,7 +99,7 @@ REJECTED = Metric(
 RECORDS_REFUSED = Metric(
     "penstock_records_refused_total",
     "Records of this process that Kafka refused, by the topic to which it writes and by reason: too_large, policy, "
-    "timestamp (a writer's stamp on a topic of an older release) or invalid.",
+    "timestamp (a writer's stamp, on a topic whose records the broker does not stamp) or invalid.",
     ("topic", "reason"),
 )
 POSITIONS_MOVED = Metric(

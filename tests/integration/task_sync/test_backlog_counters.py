@@ -22,15 +22,13 @@ from tests.support.waiting import wait_until
 from penstock.checks.app import Rule, check
 from penstock.client import Client
 from penstock.contracts.context import Context
-from penstock.contracts.files import schemas_folder
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Conclusion, FailureCounts, Fence, Outcome
 from penstock.core.task import Priority, State
 from penstock.errors import NotFound
 from penstock.local.ports import choose_port
 from penstock.postgres import advance, backlog, tasks, types
-from penstock.postgres.connection import connect, open_pool
-from penstock.postgres.migrations import migrate
+from penstock.postgres.connection import open_pool
 from penstock.postgres.queries import query
 from penstock.settings import Platform
 from penstock.task_sync import backlog_counters
@@ -284,43 +282,6 @@ async def test_the_oldest_age_counts_from_becoming_ready(pool):
     plan = "\n".join(row[0] for row in rows)
     assert "using task_ready_oldest on task" in plan
     assert plan.count(" on task") == 1
-
-
-async def test_the_migration_counts_existing_tasks(empty_database):
-    """O6: the migration counts existing tasks, and writers wait for it."""
-    folder = schemas_folder() / "postgres" / "migrations"
-    files = sorted(folder.glob("*.sql"))
-    # Apply all other migrations: current statements need the later ones. These name objects of the
-    # migration, or of one another.
-    later = (
-        "_backlog",
-        "_comments",
-        "_due_by_type",
-        "_release_order",
-        "_schedules",
-        "_tick_waits",
-        "_families",
-        "_release_order.post",
-    )
-    other_migrations = [file for file in files if not file.stem.endswith(later)]
-    connection = await connect(empty_database, "test")
-    await connection.execute(query("migrations.prepare"))
-    for file in other_migrations:
-        await connection.execute(file.read_text())
-        await connection.execute(query("migrations.mark"), file.stem)
-    await connection.close()
-    async with open_pool(empty_database, "test") as pool:
-        for name in TYPES:
-            await types.register(pool, types.TaskType(name=name, partitions=1))
-        operations = RandomOperations(pool, 1)
-        for step in (
-            *(operations.submit, operations.release, operations.end) * 6,
-            operations.cancel,
-            operations.pause,
-        ):
-            await step()
-        await migrate(empty_database)
-        assert await counters(pool) == await counted_tasks(pool) != Counter()
 
 
 async def test_wrong_counters_are_found_and_repaired(kafka_servers, prefix, database, pool):

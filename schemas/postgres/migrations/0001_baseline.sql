@@ -1,5 +1,5 @@
--- The schema of the first release, as pg_dump writes it. `penstock migrate` itself creates the schema
--- and the table `migration`.
+-- The schema of the first release, as pg_dump writes it. `penstock migrate` itself creates the
+-- schema and the table `migration`.
 
 CREATE FUNCTION penstock.advance_ids() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -25,8 +25,9 @@ BEGIN
     BEGIN
         -- A session's lock: one of the transaction would make submissions wait for each other.
         PERFORM pg_advisory_lock(lock);
-        -- Another session may have moved the sequence meanwhile, and others take ids from it: setval with
-        -- a value from before the wait, or with the last value, would give their ids again.
+        -- Another session may have moved the sequence meanwhile, and others take ids from it:
+        -- setval with a value from before the wait, or with the last value, would give their ids
+        -- again.
         clock_us := extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00') * 1000000;
         IF clock_us NOT BETWEEN 0 AND 4503599627370496 THEN
             clock_us := 0;

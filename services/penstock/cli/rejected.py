@@ -138,9 +138,3 @@ def replay_(
         print_document({"dry_run": dry_run, "submissions": len(records)})
     else:
         click.echo(f"{len(records):,} submissions {'would be' if dry_run else 'are'} submitted again")
-
-
-# The name of `penstock rejected replay` in earlier versions.
-replay_rejected = click.Command(
-    "replay-rejected", callback=replay_.callback, params=replay_.params, help=replay_.help
-)

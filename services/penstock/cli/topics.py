@@ -38,11 +38,6 @@ _VERBS = {
     "bind": LazyVerb(
         "penstock.cli.binding", "bind", "Binds the prefix to the database, and shows to which one it belongs"
     ),
-    "replay-rejected": LazyVerb(
-        "penstock.cli.rejected",
-        "replay_rejected",
-        "Submits again what was rejected because its type or flow was unknown",
-    ),
 }
 
 

@@ -188,8 +188,7 @@ class WorkerRoutes:
         ]
         received = len(entries) - len(rejected) - len(gone)
         rejected.sort(key=itemgetter("index"))
-        # Clients of earlier releases read `accepted`, which promises more than the gateway knows.
-        return respond({"received": received, "accepted": received, "rejected": rejected, "gone": gone})
+        return respond({"received": received, "rejected": rejected, "gone": gone})
 
     async def _foreign_tasks(
         self, request: web.Request, beats: Sequence[BeatEntry], results: Iterable[StageResult]

@@ -170,16 +170,14 @@ WITH paused AS (
 SELECT id, step, attempt FROM paused, (SELECT count(*) FROM woken) AS w;
 
 -- name: resume
--- Restores the state before the pause: `scheduled` when the delay is not over, else `ready`. For
--- other tasks only `pausing` is cleared, which a process of an earlier version may have left
--- behind.
+-- Restores the state before the pause: `scheduled` when the delay is not over, else `ready`. A
+-- running task that was to pause goes on.
 WITH resumed AS (
     UPDATE task
     SET state = CASE WHEN state <> 'paused' THEN state WHEN due_at > now() THEN 'scheduled' ELSE 'ready' END,
-        pausing = false,
-        updated_at = CASE state WHEN 'queued' THEN updated_at ELSE now() END
+        pausing = false, updated_at = now()
     WHERE id = ANY ($1::bigint[])
-      AND (state = 'paused' OR pausing AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined'))
+      AND (state = 'paused' OR pausing AND state = 'running')
     RETURNING id, type, state
 ), woken AS (
     SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)

@@ -266,9 +266,9 @@ class WorkerRoutes:
         if not large:
             return list(results.values()), None
         waiting: Unavailable | None = None
-        owners: Mapping[int, tasks.ObjectOwner] = {}
+        namespaces: Mapping[int, str] = {}
         try:
-            owners = await tasks.object_owners(self._pool, (results[index].fence.id for index in large))
+            namespaces = await tasks.namespaces(self._pool, (results[index].fence.id for index in large))
         except PostgresUnavailable as error:
             waiting = error
         kept: list[StageResult] = []
@@ -280,18 +280,18 @@ class WorkerRoutes:
             if waiting is not None:
                 # The next one would wait for the same server.
                 continue
-            owner = owners.get(result.fence.id)
-            if owner is None:
+            namespace = namespaces.get(result.fence.id)
+            if namespace is None:
                 # The result of a task in history, or of none, has no effect.
                 continue
             try:
                 if context.ref is not None:
-                    owner.require_own(context.ref, "/context_ref")
+                    context.ref.require_namespace(namespace, "/context_ref")
             except InvalidRecord as fault:
                 rejected.append(rejection(index, [fault]))
                 continue
             try:
-                stored = await self._objects.check_in(context, owner.namespace)
+                stored = await self._objects.check_in(context, namespace)
             except ObjectsUnavailable as error:
                 waiting = error
                 continue

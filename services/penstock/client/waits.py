@@ -21,8 +21,8 @@ HOLD_S = 20
 class EndPolls:
     """Paces the requests of a client that waits for an end.
 
-    The gateway holds such a request until the end, or for `wait_s` seconds. One of an earlier
-    release answers at once; then the client sleeps between two requests.
+    The gateway holds such a request until the end, or for `wait_s` seconds. If an answer comes at
+    once instead, the client sleeps between two requests.
 
     Args:
         every_s: longest sleep between two requests, in seconds.

@@ -120,8 +120,7 @@ class TargetStore:
 
     def invalidate(self, payload: str) -> None:
         """Handles a notification that an operator or an answer has changed a target."""
-        if (target_id := targets.parse_notification(payload)) is None:
-            return
+        target_id = targets.parse_notification(payload)
         self._invalidated.add(target_id)
         for load in self._loads:
             load.add(target_id)

@@ -117,8 +117,7 @@ class ReadyTask:
                 context=context,
                 lease_ms=raw["lease_ms"],
                 tries=raw.get("tries", 0),
-                # Missing in earlier versions, perhaps unknown in later ones; it only decides the
-                # order here.
+                # A later version may have more levels; it only decides the order here.
                 priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
                 traceparent=raw.get("traceparent"),
                 isolation=_ISOLATIONS.get(raw.get("isolation")),

@@ -200,7 +200,7 @@ class ReadyWriter:
     async def _encode(self, tasks: Sequence[ReadyTask]) -> tuple[list[ReadyTask], list[bytes]]:
         """The tasks that have records, and their values; fails the others.
 
-        An earlier version may have stored a context that cannot be written.
+        A row may have a context that cannot be written, which must not stop the type.
         """
         writable: list[ReadyTask] = []
         values: list[bytes] = []

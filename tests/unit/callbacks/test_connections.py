@@ -88,7 +88,7 @@ async def running_caller() -> AsyncIterator[Caller]:
         ("?x=%7E", "/?x=%7E"),
         ("/a?#part", "/a?"),
         ("/é?ß", "/%C3%A9?%C3%9F"),
-        # Only a callback of an earlier release can have them; they would end the request line.
+        # A submission with them is refused; they would end the request line.
         ("/a b\r\nx: y\x00", "/a%20b%0D%0Ax:%20y%00"),
     ],
 )

@@ -91,7 +91,7 @@ def translated() -> Iterator[None]:
             # Not the record's fault: the same record is accepted once either is mended.
             raise KafkaUnavailable(
                 f"Kafka: {error!r}: this process's clock differs from the broker's; set the clock, and run "
-                "`penstock topics`, so that brokers stamp the records"
+                "`penstock topics apply`, so that brokers stamp the records"
             ) from error
         raise KafkaUnavailable(f"Kafka: {_reason_of(error)}") from error
 

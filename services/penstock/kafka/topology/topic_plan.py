@@ -23,7 +23,7 @@ from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, 
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.client.connection import admin_client, translated
 from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topic_config import CLUSTER_DEFAULT, STAMP, TopicConfig, config_of
+from penstock.kafka.topology.topic_config import CLUSTER_DEFAULT, TopicConfig, config_of
 from penstock.kafka.topology.topics import PLATFORM, READY, Topic, ready
 from penstock.settings import Kafka
 
@@ -163,39 +163,20 @@ async def apply(settings: Kafka, differing: Sequence[Difference]) -> list[Differ
         await asyncio.sleep(0.1)
 
 
-async def create(settings: Kafka, *, replication: int | None = None) -> tuple[list[str], list[Difference]]:
-    """Creates missing topics, and makes the broker stamp the records of those that exist.
-
-    Returns the topics that it created, in full, and the stamps that it changed: topics of older
-    releases have the stamps of their writers.
+async def create(settings: Kafka, *, replication: int | None = None) -> list[str]:
+    """Creates missing topics, and returns their names in full.
 
     Args:
         settings: where, and the declaration.
         replication: copies of each partition instead of those declared.
 
     Raises:
-        KafkaUnavailable: some are missing or not changed; run it again.
-        KafkaRefused: this user may not create, describe or change the topics.
+        KafkaUnavailable: some are missing; run it again.
+        KafkaRefused: this user may not create or describe the topics.
     """
-    differing = await plan(settings)
-    missing = [difference.topic for difference in differing if difference.what == MISSING]
-    stamps = [difference for difference in differing if difference.what == STAMP]
+    missing = [difference.topic for difference in await plan(settings) if difference.what == MISSING]
     await create_topics(settings, PLATFORM, replication=replication)
-    await stamp(settings, stamps)
-    return missing, stamps
-
-
-async def stamp(settings: Kafka, differing: Iterable[Difference]) -> None:
-    """Makes the broker stamp the records of topics that differ in it.
-
-    Raises:
-        KafkaUnavailable: some are not changed; run it again.
-        KafkaRefused: this user may not change the topics.
-    """
-    if configs := {each.topic: {STAMP: each.declared} for each in differing if each.what == STAMP}:
-        async with admin_client(settings) as client:
-            with translated():
-                await _alter(client, configs)
+    return missing
 
 
 async def _alter(client: AIOKafkaAdminClient, configs: Mapping[str, Mapping[str, str]]) -> None:

@@ -19,7 +19,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import TopicPartition
 
 from penstock.contracts.heartbeat import claims_of
 from penstock.contracts.ready import MARK, ReadyTask
@@ -37,8 +37,8 @@ from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest, next_offsets
 from penstock.gateway.inline_contexts import with_inline_context
 from penstock.gateway.settings import GatewaySettings
-from penstock.kafka.client.connection import make_consumer, start, stop, translated
-from penstock.kafka.client.group_positions import GroupPositions
+from penstock.kafka.client.connection import start, stop, translated
+from penstock.kafka.client.group_consumer import GroupConsumer
 from penstock.kafka.client.member_data import MemberData
 from penstock.kafka.topology import membership
 from penstock.kafka.topology.creation import create_topics
@@ -64,7 +64,7 @@ THIS_GATEWAY = f"{socket.gethostname()}-{os.getpid()}"
 REBALANCE_NOTICE_S = 1.0
 
 
-class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
+class ReadyConsumer:
     """Claims tasks of one type for HTTP workers.
 
     Args:
@@ -146,11 +146,10 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             KafkaRefused: this gateway is not allowed to read the topic.
         """
         topic = ready(self._type.name, self._type.partitions)
-        consumer = make_consumer(
+        consumer = GroupConsumer(
             self._settings, self._group, notice_s=REBALANCE_NOTICE_S, member=MemberData(gateway=THIS_GATEWAY)
         )
-        listener = GroupPositions(consumer, self)
-        consumer.subscribe([self._settings.prefix + topic.name], listener=listener)
+        consumer.follow(self._settings.prefix + topic.name, self._discard)
         try:
             # Task-sync creates the topic with its first release, which may not have happened yet.
             await create_topics(self._settings, [topic])
@@ -169,15 +168,12 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             self.close()
             await stop(consumer)
 
-    async def on_partitions_revoked(self, _revoked: Iterable[TopicPartition]) -> None:
+    async def _discard(self) -> None:
         """Discards the buffer; the next owners of the partitions fetch its records again."""
         async with self._round:
             self._buffer.clear()
 
-    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Does nothing: the group's offsets are the only state."""
-
-    async def _wait_for_request(self, consumer: AIOKafkaConsumer) -> bool:
+    async def _wait_for_request(self, consumer: GroupConsumer) -> bool:
         """Waits for the next request; returns False when the consumer is to leave the group."""
         loop = asyncio.get_running_loop()
         since_s = loop.time()
@@ -203,7 +199,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             await self._fetch_again(consumer)
         return not self.closed
 
-    async def _others_can_take(self, consumer: AIOKafkaConsumer) -> bool:
+    async def _others_can_take(self, consumer: GroupConsumer) -> bool:
         """Whether there are unread records and other members; False when that is unknown."""
         try:
             with translated():
@@ -221,7 +217,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             )
             return False
 
-    async def _fetch_again(self, consumer: AIOKafkaConsumer) -> None:
+    async def _fetch_again(self, consumer: GroupConsumer) -> None:
         """Drops records that were fetched and that no worker has received.
 
         Task-sync may have withdrawn their tasks meanwhile, and the fence would refuse their
@@ -238,7 +234,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                 if tp in consumer.assignment():
                     consumer.seek(tp, offset)
 
-    async def _fetch(self, consumer: AIOKafkaConsumer) -> None:
+    async def _fetch(self, consumer: GroupConsumer) -> None:
         requested = sum(request.max_tasks for request in self._requests)
         room = min(self._settings.gateway_buffer, requested) - len(self._buffer)
         if room <= 0:
@@ -251,7 +247,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                     FetchedRecord(partition, record.offset, _decode(self._type.name, partition, record))
                 )
 
-    async def _serve(self, consumer: AIOKafkaConsumer) -> None:
+    async def _serve(self, consumer: GroupConsumer) -> None:
         """One round: assigns records to requests, claims and commits them, and answers."""
         async with self._round:
             served = self._assign_records()
@@ -362,7 +358,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
 
 
 async def _commit(
-    consumer: AIOKafkaConsumer, taken: Sequence[FetchedRecord]
+    consumer: GroupConsumer, taken: Sequence[FetchedRecord]
 ) -> Unavailable | SessionLost | None:
     """Commits claimed records; returns the error of a commit whose outcome is not known.
 

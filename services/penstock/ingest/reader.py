@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import asyncpg
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 
 from penstock.core.admission import partitions_to_pause
 from penstock.core.position import checksum
@@ -45,7 +45,6 @@ from penstock.ingest.partition_queues import PartitionQueues
 from penstock.ingest.rejections import Rejections
 from penstock.ingest.settings import IngestSettings
 from penstock.kafka.client.connection import make_consumer, start, stop, translated
-from penstock.kafka.client.fetch_guard import FetchGuard
 from penstock.kafka.client.offset_reader import OffsetReader
 from penstock.kafka.topology.topics import service_group
 from penstock.postgres import ingest_positions
@@ -128,8 +127,8 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         self._rebalances = 0
         self._assigned = False
         self._seeking: asyncio.Task[None] | None = None
-        self._consumer: AIOKafkaConsumer = make_consumer(settings, self._group)
-        self._guard = FetchGuard(self._consumer)
+        self._consumer = make_consumer(settings, self._group)
+        self._guard = self._consumer.guard
 
     async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
         """Drops records that are not inserted; the new owner reads them."""

@@ -44,7 +44,7 @@ MAX_HOST_LENGTH = 30
 
 
 def create_app(settings: TaskSyncSettings) -> process.Service:
-    """The service: ingest and release in one process; when one of them fails, the process ends."""
+    """The service: ingest and release in one process; when one of them fails, both end."""
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:

@@ -88,6 +88,8 @@ def guard_connections(client: AIOKafkaClient) -> None:
     Args:
         client: of a producer, consumer or admin client, before its first request.
     """
+    if client in _limits:
+        return
     connect, close = client._get_conn, client.close  # noqa: SLF001 (the client has no hook)
     done: WeakSet[Any] = WeakSet()
     connecting: set[asyncio.Task[Any]] = set()

@@ -156,7 +156,7 @@ async def count_partitions(consumer: AIOKafkaConsumer, topic: str) -> int:
         KafkaUnavailable: no broker answered, or the topic does not exist.
     """
     with translated():
-        cluster = await consumer._client.fetch_all_metadata()  # noqa: SLF001 (it has no other way in)
+        cluster = await consumer.client.fetch_all_metadata()
     found = cluster.partitions_for_topic(topic)
     if not found:
         raise KafkaUnavailable(f"there is no topic {topic}; create the topics first")

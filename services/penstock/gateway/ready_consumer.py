@@ -19,15 +19,12 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from aiokafka import TopicPartition
-
 from penstock.contracts.heartbeat import claims_of
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.contracts.task_type import TaskType
 from penstock.core.idle_backoff import IdleBackoff
 from penstock.errors import (
-    InvalidRecord,
     KafkaRefused,
     KafkaUnavailable,
     SessionLost,
@@ -40,7 +37,8 @@ from penstock.gateway.settings import GatewaySettings
 from penstock.kafka.client.connection import start, stop, translated
 from penstock.kafka.client.group_consumer import GroupConsumer
 from penstock.kafka.client.member_data import MemberData
-from penstock.kafka.topology import membership
+from penstock.kafka.client.records import ready_task
+from penstock.kafka.topology import group_members
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import HEARTBEATS, ready, workers_group
 from penstock.objects import ObjectStore
@@ -209,7 +207,7 @@ class ReadyConsumer:
                         for tp in consumer.assignment()
                     ]
                 )
-            return unread and await membership.count(self._settings, self._group) > 1
+            return unread and await group_members.count(self._settings, self._group) > 1
         except (Unavailable, SessionLost) as error:
             log.info(
                 "The members of a group are unknown; staying in it",
@@ -224,15 +222,13 @@ class ReadyConsumer:
         results.
         """
         async with self._round:
-            starts: dict[TopicPartition, int] = {}
-            for record in self._buffer:
-                starts.setdefault(record.partition, record.offset)
-            self._buffer.clear()
-            for tp in consumer.assignment():
-                with translated():
-                    offset = starts.get(tp, await consumer.position(tp))
-                if tp in consumer.assignment():
-                    consumer.seek(tp, offset)
+            consumer.drop_fetched()
+            assigned = consumer.assignment()
+            # From the last one: each partition continues with its first record.
+            while self._buffer:
+                record = self._buffer.pop()
+                if record.partition in assigned:
+                    consumer.seek(record.partition, record.offset)
 
     async def _fetch(self, consumer: GroupConsumer) -> None:
         requested = sum(request.max_tasks for request in self._requests)
@@ -243,9 +239,8 @@ class ReadyConsumer:
             fetched = await consumer.getmany(timeout_ms=0 if self._buffer else FETCH_MS, max_records=room)
         for partition, records in fetched.items():
             for record in records:
-                self._buffer.append(
-                    FetchedRecord(partition, record.offset, _decode(self._type.name, partition, record))
-                )
+                task = ready_task(record, self._type.name)
+                self._buffer.append(FetchedRecord(partition, record.offset, task))
 
     async def _serve(self, consumer: GroupConsumer) -> None:
         """One round: assigns records to requests, claims and commits them, and answers."""
@@ -372,23 +367,3 @@ async def _commit(
     except (Unavailable, SessionLost) as error:
         return error
     return None
-
-
-def _decode(type_name: str, partition: TopicPartition, record: object) -> ReadyTask | None:
-    value: bytes = record.value or b""  # type: ignore[attr-defined] # aiokafka has no types
-    if value == MARK:
-        return None
-    try:
-        return ReadyTask.decode(value, type_name)
-    except InvalidRecord as error:
-        # Only task-sync should write here. The records behind an invalid one must not wait for it.
-        log.error(  # noqa: TRY400 (the traceback says nothing about the record)
-            "Skipped an invalid record of a ready topic",
-            extra={
-                "event": "ready_record_skipped",
-                "topic": partition.topic,
-                "partition": partition.partition,
-                "error": error,
-            },
-        )
-        return None

@@ -24,7 +24,7 @@ from penstock.core.window import Window, WindowPolicy, WindowReason
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.connection import translated
 from penstock.kafka.client.health import probe
-from penstock.kafka.topology import membership
+from penstock.kafka.topology import group_members
 from penstock.kafka.topology.topics import ready, workers_group
 from penstock.postgres import release
 from penstock.postgres.session import Session
@@ -260,7 +260,7 @@ class LagPoller:
     async def _find_readers(self, topic: ReadyTopic, group: str) -> None:
         """Reads which worker reads which partition; a few requests, as records wait for long."""
         try:
-            readers = await membership.readers(self._admin, group, topic.topic)
+            readers = await group_members.readers(self._admin, group, topic.topic)
         except KafkaUnavailable as error:
             # Withdrawals wait.
             log.info(

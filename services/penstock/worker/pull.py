@@ -17,13 +17,14 @@ from aiokafka import TopicPartition
 
 from penstock import process
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import MANY_RECORDS, OLD_S, claims_first
-from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, SessionLost
+from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.client.connection import admin_client, running, translated
 from penstock.kafka.client.group_consumer import GroupConsumer
 from penstock.kafka.client.member_data import MemberData
+from penstock.kafka.client.records import ready_task
 from penstock.kafka.topology.topics import ready as ready_topic
 from penstock.kafka.topology.topics import workers_group
 from penstock.worker.in_flight import InFlight, Reservation
@@ -303,7 +304,7 @@ class Member:
                 self._taken_ms[partition] = records[-1].timestamp
                 self._taken += len(records)
             for record in records:
-                ready = self._decode(record)
+                ready = ready_task(record, self._type)
                 attempt_id = None if ready is None else ready.fence.attempt_id
                 read.append((partition, record.offset, attempt_id))
                 # A rebalance repeats records, and after a crash a record may be there twice.
@@ -315,23 +316,3 @@ class Member:
         for partition, offset, attempt_id in read:
             self._offsets.add(partition, offset, attempt_id)
         return list(tasks.values()), oldest_ms
-
-    def _decode(self, record: Any) -> ReadyTask | None:
-        """The task of a record; None for a mark and for an invalid record."""
-        if record.value == MARK:
-            return None
-        try:
-            return ReadyTask.decode(record.value or b"", self._type)
-        except InvalidRecord as invalid:
-            # Only task-sync writes here: a foreign record has no task.
-            log.error(  # noqa: TRY400 (the error is a field)
-                "Skipped an invalid record of a ready topic",
-                extra={
-                    "event": "ready_record_skipped",
-                    "topic": record.topic,
-                    "partition": record.partition,
-                    "offset": record.offset,
-                    "error": str(invalid),
-                },
-            )
-            return None

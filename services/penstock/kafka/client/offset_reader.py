@@ -71,16 +71,6 @@ class OffsetReader:
                 raise KafkaUnavailable(f"no such topic: {', '.join(missing)}; create the topics first")
             await asyncio.sleep(0.2)
 
-    async def bounds(
-        self, partitions: Collection[Partition]
-    ) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """The offset of the oldest record of each partition, and the offset behind its newest.
-
-        Raises:
-            KafkaUnavailable: no broker answered.
-        """
-        return await self.beginnings(partitions), await self.ends(partitions)
-
     async def beginnings(self, partitions: Collection[Partition]) -> dict[Partition, int]:
         """The offset of the oldest record of each partition.
 

@@ -53,10 +53,6 @@ FAILED_POLL_S = 0.5
 REFUSED_POLL_S = 10.0
 # Seconds without a successful poll of any type after which the admin client itself must answer.
 LOST_S = 20.0
-# Polls that fail are reported after this time, unless they succeed again, and so many of them by
-# name.
-REPORT_S = 1.0
-NAMED = 5
 # Polls that end together wake the release loop once.
 WAKE_S = 0.005
 
@@ -93,8 +89,8 @@ class LagPoller:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._polled: list[ReadyTopic] = []
         self._waking: asyncio.TimerHandle | None = None
-        self._reporting: asyncio.TimerHandle | None = None
-        self._unreported: list[ReadyTopic] = []
+        # The last failure that was reported, until a poll succeeds.
+        self._reported = ""
         self._ended = 0
         # Since when every poll has failed, on the loop's clock.
         self._failing_since_s: float | None = None
@@ -127,9 +123,8 @@ class LagPoller:
 
     async def stop(self) -> None:
         """Cancels all polls and waits for their end."""
-        for timer in (self._waking, self._reporting):
-            if timer is not None:
-                timer.cancel()
+        if self._waking is not None:
+            self._waking.cancel()
         running = tuple(self._running.values())
         for task in running:
             task.cancel()
@@ -149,7 +144,7 @@ class LagPoller:
         measured = topic.may_have_ready and topic.half_full
         try:
             await self.poll(topic)
-            self._failing_since_s = None
+            self._failing_since_s, self._reported = None, ""
             topic.lag_failure = None
             topic.first_ready = await self._first_ready(topic)
             if measured:
@@ -167,27 +162,14 @@ class LagPoller:
     def _fail(self, topic: ReadyTopic, error: KafkaRefused | KafkaUnavailable, retry_s: float) -> None:
         topic.polled_s = asyncio.get_running_loop().time()
         topic.poll_interval_s = retry_s
-        if topic.lag_failure is None or str(topic.lag_failure) != str(error):
-            self._unreported.append(topic)
-            if self._reporting is None:
-                self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report)
-        topic.lag_failure = error
-
-    def _report(self) -> None:
-        """Logs the polls that fail, all together: an outage of Kafka concerns all types."""
-        self._reporting = None
-        topics, self._unreported = self._unreported, []
-        failed = {each.type.name: each.lag_failure for each in topics if each.lag_failure is not None}
-        if failed:
+        # Once for all types: an outage of Kafka concerns each of them.
+        if str(topic.lag_failure) != str(error) != self._reported:
+            self._reported = str(error)
             log.warning(
-                "The lag of types is unknown; the last known lag bounds their release",
-                extra={
-                    "event": "lag_poll_failed",
-                    "task_types": sorted(failed)[:NAMED],
-                    "count": len(failed),
-                    "error": next(iter(failed.values())),
-                },
+                "The lag of a type is unknown; the last known lag bounds its release",
+                extra={"event": "lag_poll_failed", "task_type": topic.type.name, "error": error},
             )
+        topic.lag_failure = error
 
     async def _verify_client(self) -> None:
         """Ends the service, which begins again, if only the client that polls has lost Kafka.

@@ -92,17 +92,12 @@ def translated() -> Iterator[None]:
         raise KafkaUnavailable(f"Kafka: {_reason_of(error)}") from error
 
 
-# These texts tell an operator the cause; those of the client library describe the library.
-_REASONS: tuple[tuple[tuple[type[KafkaError], ...], str], ...] = (
-    ((KafkaConnectionError, NodeNotReadyError, KafkaTimeoutError), "no broker answers"),
-)
-
-
 def _reason_of(error: KafkaError) -> str:
-    if type(error) is KafkaError and "cluster metadata" in str(error):
-        error = KafkaConnectionError(str(error))
-    known = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), None)
-    return known or write_reason(error) or repr(error)
+    """The cause for an operator; the texts of the client library describe the library."""
+    no_metadata = type(error) is KafkaError and "cluster metadata" in str(error)
+    if no_metadata or isinstance(error, (KafkaConnectionError, NodeNotReadyError, KafkaTimeoutError)):
+        return "no broker answers"
+    return write_reason(error) or repr(error)
 
 
 def make_producer(settings: Kafka, *, linger_ms: int = 0, compression: str | None = None) -> AIOKafkaProducer:

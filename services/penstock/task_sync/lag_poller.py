@@ -149,7 +149,6 @@ class LagPoller:
             topic.first_ready = await self._first_ready(topic)
             if measured:
                 await self._measure(topic)
-                _log_new_reason(topic)
             self._polled.append(topic)
         except KafkaRefused as error:
             self._fail(topic, error, REFUSED_POLL_S)
@@ -344,20 +343,3 @@ class LagPoller:
         in_flight = await release.in_flight(self._session, topic.window.sample())
         topic.measured_s = asyncio.get_running_loop().time()
         topic.window.observe_sample(in_flight, topic.measured_s)
-
-
-def _log_new_reason(topic: ReadyTopic) -> None:
-    size, reason = topic.size_and_reason()
-    if reason is not topic.logged_reason:
-        topic.logged_reason = reason
-        log.debug(
-            "The bound of a window changed",
-            extra={
-                "event": "window_changed",
-                "task_type": topic.type.name,
-                "reason": reason.value,
-                "size": size,
-                "completions_per_s": round(topic.window.completions_per_s, 1),
-                "lag": topic.lag,
-            },
-        )

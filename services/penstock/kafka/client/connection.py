@@ -211,16 +211,15 @@ async def stop(client: AIOKafkaProducer | Consumer) -> None:
     timer: asyncio.TimerHandle | None = None
     if isinstance(client, AIOKafkaProducer) and client._sender.sender_task is not None:  # noqa: SLF001 (as above)
         timer = asyncio.get_running_loop().call_later(STOP_S, client._sender.sender_task.cancel)  # noqa: SLF001 (as above)
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
     begin_close(client.client)
     try:
-        await client.stop()
+        with own_cancellation():
+            await client.stop()
     except BaseException as error:
         # Fails closed: after some failures `stop` raises before it has closed its connections. All
         # are raised again but a cancellation that the client made itself.
         await client.client.close()
-        if not isinstance(error, asyncio.CancelledError) or (task is not None and task.cancelling() > before):
+        if not isinstance(error, KafkaUnavailable):
             raise
     finally:
         if timer is not None:

@@ -177,15 +177,13 @@ async def grant(
             }
             plan = Plan(tuple(sorted(wanted - found)), tuple(sorted(found - wanted)))
             if plan.add:
-                answer = await admin._send_to_controller(
-                    RequestOf(CreateAclsRequest_v1, [*map(_protocol_entry, plan.add)])
-                )  # noqa: SLF001 (it has no method for these requests)
+                added = RequestOf(CreateAclsRequest_v1, [*map(_protocol_entry, plan.add)])
+                answer = await admin._send_to_controller(added)  # noqa: SLF001 (it has no method for these requests)
                 for code, message in answer.creation_responses:
                     _check(code, message)
             if revoke and plan.beyond:
-                answer = await admin._send_to_controller(
-                    RequestOf(DeleteAclsRequest_v1, [*map(_protocol_entry, plan.beyond)])
-                )  # noqa: SLF001 (see above)
+                removed = RequestOf(DeleteAclsRequest_v1, [*map(_protocol_entry, plan.beyond)])
+                answer = await admin._send_to_controller(removed)  # noqa: SLF001 (see above)
                 for code, message, _matching in answer.filter_responses:
                     _check(code, message)
     return plan

@@ -100,19 +100,17 @@ def _reason_of(error: KafkaError) -> str:
     return write_reason(error) or repr(error)
 
 
-def make_producer(settings: Kafka, *, linger_ms: int = 0, compression: str | None = None) -> AIOKafkaProducer:
+def make_producer(settings: Kafka, *, compression: str | None = None) -> AIOKafkaProducer:
     """An idempotent producer with acks=all, not yet started; a refused batch does not end it.
 
     Args:
         settings: where.
-        linger_ms: milliseconds that a batch waits for further records.
         compression: of batches, such as `gzip`.
     """
     producer = AIOKafkaProducer(
         **arguments(settings),
         acks="all",
         enable_idempotence=True,
-        linger_ms=linger_ms,
         max_batch_size=256 * 1024,
         # The broker enforces each topic's limit; this one must only be above the largest of them.
         max_request_size=REJECTION_BYTES,

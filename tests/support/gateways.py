@@ -102,9 +102,12 @@ async def running_gateway(**given: Any) -> AsyncIterator[Caller]:
 
 
 class Proxy:
-    """Passes connections on to a server until it is cut."""
+    """Passes connections on to a server until it is cut; while it is frozen, it takes them and
+    passes nothing on."""
 
     def __init__(self) -> None:
+        self.flowing = asyncio.Event()
+        self.flowing.set()
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -117,12 +120,13 @@ class Proxy:
         there_port = int(options.get("port", [parts.port or 5432])[0])
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self.flowing.wait()
             if folder:
                 there, back = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.{there_port}")
             else:
                 there, back = await asyncio.open_connection(parts.hostname, there_port)
             self._open |= {writer, back}
-            await asyncio.gather(pump(reader, back), pump(there, writer))
+            await asyncio.gather(pump(reader, back, self.flowing), pump(there, writer, self.flowing))
 
         self._server = await asyncio.start_server(serve, "127.0.0.1", port or 0)
         port_here = self._server.sockets[0].getsockname()[1]
@@ -138,10 +142,14 @@ class Proxy:
         self._open.clear()
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event | None = None
+) -> None:
     """Copies what a connection receives, until it ends; then closes the other one."""
     try:
         while data := await reader.read(65536):
+            if flowing is not None:
+                await flowing.wait()
             writer.write(data)
             await writer.drain()
     except ConnectionError:

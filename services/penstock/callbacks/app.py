@@ -72,6 +72,10 @@ def create_app(settings: CallbacksSettings) -> process.Service:
                 on_assigned=pipeline.assign,
                 on_revoked=pipeline.revoke,
                 in_flight=lambda: pipeline.unfinished,
+                servers=(
+                    partial(postgres_health.ping, settings.sessions),
+                    partial(kafka_health.ping, settings),
+                ),
             )
             await stack.enter_async_context(
                 serving(

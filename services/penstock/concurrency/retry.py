@@ -45,8 +45,8 @@ async def retry_until_available(
 ) -> R:
     """Calls `work` until it returns, with delays by `backoff`, or as long as a `Throttled` asks.
 
-    Without `within_s` it never gives up, and logs each new error; the stall detector ends a process
-    in which that lasts too long.
+    Without `within_s` it never gives up, and logs each new error. An outage is no stall: each
+    failure starts the times of the stall detector anew.
 
     Args:
         work: one attempt; called again, so it must be safe to repeat.

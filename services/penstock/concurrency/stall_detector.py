@@ -1,9 +1,10 @@
 """Stall detection: a process with work and without progress ends, and is restarted.
 
 `StallDetector` compares marks of progress while the event loop turns. An outage of a server is no
-stall: while attempts fail and are repeated, times start anew. `LoopWatchdog` covers the
-loop itself: a timer of the interpreter, which ends the process even when a C extension holds the
-interpreter lock.
+stall: while attempts fail and are repeated, times start anew. An attempt may also wait for a server
+that keeps its connections and answers nothing, so the servers are asked before a stall is reported.
+`LoopWatchdog` covers the loop itself: a timer of the interpreter, which ends the process even when
+a C extension holds the interpreter lock.
 
 When in doubt, the process ends: its records in flight are delivered again.
 """
@@ -14,13 +15,15 @@ import asyncio
 import faulthandler
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from penstock.concurrency.outages import failed_attempts
-from penstock.errors import Stalled
+from penstock.concurrency.outages import count_failed_attempt, failed_attempts
+from penstock.errors import Stalled, Unavailable
 
 CHECK_EVERY_S = 0.5
+# How often the servers are asked within the limit.
+ASKS_PER_LIMIT = 6
 
 
 class StallDetector:
@@ -31,14 +34,23 @@ class StallDetector:
         marks: returns name and mark of everything that should progress now. A mark changes with
             each step of progress. A name that is left out is at rest; its time starts anew when it
             is named again.
+        servers: each returns when a server that the work needs takes a new connection, raises
+            `Unavailable` when it does not, and limits itself to a few seconds.
         name: of what is watched, for the error; "" for none.
     """
 
     def __init__(
-        self, limit_s: float, marks: Callable[[], Mapping[str, Hashable]], *, name: str = ""
+        self,
+        limit_s: float,
+        marks: Callable[[], Mapping[str, Hashable]],
+        servers: Sequence[Callable[[], Awaitable[None]]] = (),
+        *,
+        name: str = "",
     ) -> None:
         self._limit_s = limit_s
         self._marks = marks
+        self._servers = servers
+        self._ask_at_s = 0.0
         self._name = name
         self._since: dict[str, tuple[Hashable, float]] = {}
         self._failed_attempts = failed_attempts()
@@ -50,8 +62,24 @@ class StallDetector:
             Stalled: something has made no progress for longer than the limit.
         """
         while True:
+            await self.ask_servers(time.monotonic())
             self.check(time.monotonic())
             await asyncio.sleep(CHECK_EVERY_S)
+
+    async def ask_servers(self, now_s: float) -> None:
+        """Asks the servers while a mark is unchanged for more than half the limit.
+
+        An unavailable one counts as a failed attempt.
+        """
+        oldest_s = min((since_s for _mark, since_s in self._since.values()), default=now_s)
+        if now_s - oldest_s < self._limit_s / 2 or now_s < self._ask_at_s:
+            return
+        self._ask_at_s = now_s + self._limit_s / ASKS_PER_LIMIT
+        try:
+            for server in self._servers:
+                await server()
+        except Unavailable:
+            count_failed_attempt()
 
     def check(self, now_s: float) -> None:
         """Compares all marks with those of the check before.

@@ -42,7 +42,7 @@ MAX_HOST_LENGTH = 30
 
 
 def create_app(settings: FlowsSettings) -> process.Service:
-    """The service: an owner of shards and a publisher; when one of them fails, the process ends."""
+    """The service: an owner of shards and a publisher; when one of them fails, all end."""
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
@@ -107,6 +107,11 @@ def create_app(settings: FlowsSettings) -> process.Service:
                 StallDetector(
                     settings.stall_timeout_s,
                     lambda: {**owner.progress(), **schedule_loop.progress(), **ingest_progress.marks()},
+                    (
+                        partial(postgres_health.ping, settings.sessions),
+                        partial(kafka_health.ping, settings),
+                        objects.probe,
+                    ),
                 ).run(),
                 ingest_progress.unread.run(),
             )

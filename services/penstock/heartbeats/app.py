@@ -62,6 +62,10 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 on_assigned=assigned,
                 on_revoked=revoked,
                 linger_s=settings.linger_s,
+                servers=(
+                    partial(postgres_health.ping, settings.sessions),
+                    partial(kafka_health.ping, settings),
+                ),
             )
             leases = LeaseTracker(
                 settings,

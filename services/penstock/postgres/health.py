@@ -11,10 +11,24 @@ from penstock.contracts.files import schemas_folder
 from penstock.core.migration_steps import expected
 from penstock.errors import PostgresUnavailable
 from penstock.postgres import refused_writes
-from penstock.postgres.connection import translated
+from penstock.postgres.connection import close, connect, translated
 from penstock.postgres.queries import query
 
 PROBE_S = 3.0
+
+
+async def ping(dsn: str) -> None:
+    """Checks that the server takes a new connection: those of a pool may all wait for a lock.
+
+    Raises:
+        PostgresUnavailable: not within `PROBE_S`.
+    """
+    try:
+        async with asyncio.timeout(PROBE_S):
+            connection = await connect(dsn, "ping")
+    except TimeoutError as error:
+        raise PostgresUnavailable(f"the database takes no connection within {PROBE_S:g} s") from error
+    await close(connection)
 
 
 async def missing_migrations(executor: Any) -> list[str]:

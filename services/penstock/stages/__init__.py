@@ -13,5 +13,5 @@ Guarantees
   `stage-results.rejected`; the other entries of its record are committed.
 
 When in doubt, it redelivers: while PostgreSQL is unavailable it acknowledges nothing and retries
-the same batch, until the stall detector ends the process.
+the same batch.
 """

@@ -44,7 +44,15 @@ def create_app(settings: StagesSettings) -> process.Service:
             async def take(delivery: Delivery) -> None:
                 await committer.take(delivery)
 
-            processor = Processor(settings, NAME, {STAGE_RESULTS: take})
+            processor = Processor(
+                settings,
+                NAME,
+                {STAGE_RESULTS: take},
+                servers=(
+                    partial(postgres_health.ping, settings.sessions),
+                    partial(kafka_health.ping, settings),
+                ),
+            )
             committer = Committer(settings, pool, publisher, random.random)
             await stack.enter_async_context(
                 serving(

@@ -36,7 +36,7 @@ SEGMENT_BYTES = 8 * 1024 * 1024
 
 
 def create_app(settings: TaskLogsSettings) -> process.Service:
-    """The service: one reader of the topic, and retention; when one fails, the process ends."""
+    """The service: one reader of the topic, and retention; when one fails, both end."""
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         async with AsyncExitStack() as stack:
@@ -79,7 +79,15 @@ def create_app(settings: TaskLogsSettings) -> process.Service:
             await process.run_with_background(
                 ingest.run(stopping),
                 retention.run(),
-                StallDetector(settings.stall_timeout_s, progress.marks).run(),
+                StallDetector(
+                    settings.stall_timeout_s,
+                    progress.marks,
+                    (
+                        partial(postgres_health.ping, settings.sessions),
+                        partial(kafka_health.ping, settings),
+                        objects.probe,
+                    ),
+                ).run(),
                 progress.unread.run(),
             )
 

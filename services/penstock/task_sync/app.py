@@ -86,7 +86,17 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             await session.listen(DUE_CHANNEL, release_loop.on_due_changed)
             await session.listen(REPLICAS_CHANNEL, release_loop.on_replicas_changed)
             recheck = Recheck(settings, pool, producer, admin, offsets, release_loop)
-            progress = Progress(settings.stall_timeout_s, reader, ingest, release_loop)
+            progress = Progress(
+                settings.stall_timeout_s,
+                reader,
+                ingest,
+                release_loop,
+                (
+                    partial(postgres_health.ping, settings.sessions),
+                    partial(kafka_health.ping, settings),
+                    objects.probe,
+                ),
+            )
             await stack.enter_async_context(
                 serving(
                     settings,

@@ -4,8 +4,8 @@ A transaction that changes tasks records each change (migration 0017). The owner
 changes into its counters until none is left. Counters and changes together are exact at any time,
 so a crash loses nothing; folding only keeps the changes few.
 
-While PostgreSQL is unavailable it tries again: the release loop ends when its session
-is lost.
+While PostgreSQL is unavailable it tries again: the service begins again when the session of
+the release loop is lost.
 """
 
 from __future__ import annotations

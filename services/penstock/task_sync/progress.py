@@ -6,7 +6,7 @@ process; the next owner continues from PostgreSQL and the batch notes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any
 
 from penstock.concurrency.stall_detector import StallDetector
@@ -23,6 +23,7 @@ class Progress:
         offsets: asks the broker for the lag.
         ingest: names its work in progress, and its positions.
         release_loop: names its work in progress.
+        servers: see `StallDetector`.
 
     Attributes:
         detector: raises when work makes no progress.
@@ -30,11 +31,16 @@ class Progress:
     """
 
     def __init__(
-        self, limit_s: float, offsets: OffsetReader, ingest: Ingest[Any], release_loop: ReleaseLoop
+        self,
+        limit_s: float,
+        offsets: OffsetReader,
+        ingest: Ingest[Any],
+        release_loop: ReleaseLoop,
+        servers: Sequence[Callable[[], Awaitable[None]]],
     ) -> None:
         self._release_loop = release_loop
         self.ingest = IngestProgress(limit_s, offsets, [ingest])
-        self.detector = StallDetector(limit_s, self._marks)
+        self.detector = StallDetector(limit_s, self._marks, servers)
 
     def _marks(self) -> dict[str, Hashable]:
         return self._release_loop.progress() | self.ingest.marks()

@@ -10,7 +10,7 @@ import pytest
 from penstock.concurrency import stall_detector
 from penstock.concurrency.outages import count_failed_attempt
 from penstock.concurrency.stall_detector import LoopWatchdog, StallDetector
-from penstock.errors import Stalled
+from penstock.errors import PostgresUnavailable, Stalled
 
 
 def test_an_unchanged_mark_is_a_stall_after_the_limit() -> None:
@@ -45,6 +45,36 @@ def test_an_outage_is_no_stall() -> None:
     detector.check(105)
     with pytest.raises(Stalled):
         detector.check(106)
+
+
+async def test_a_server_that_takes_no_connection_is_an_outage() -> None:
+    """S11, O2a: the servers are asked once a mark is unchanged for half the limit. While one takes
+    no connection, nothing stalls; when all do, an unchanged mark stalls at the limit."""
+    asked: list[float] = []
+    frozen = True
+    now_s = 0.0
+
+    async def ping() -> None:
+        asked.append(now_s)
+        if frozen:
+            raise PostgresUnavailable("PostgreSQL takes no connection")
+
+    detector = StallDetector(12, lambda: {"a": 1}, [ping])
+
+    async def step(until_s: int) -> None:
+        nonlocal now_s
+        while now_s < until_s:
+            await detector.ask_servers(now_s)
+            detector.check(now_s)
+            now_s += 1
+
+    await step(60)
+    assert asked[0] == 6
+    frozen = False
+    unchanged_s = asked[-1]
+    with pytest.raises(Stalled):
+        await step(100)
+    assert now_s == unchanged_s + 12 + 1
 
 
 async def test_the_watchdog_ends_no_loop_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,21 @@ async def probe(producer: AIOKafkaProducer, servers: str) -> None:
         raise KafkaUnavailable(f"no broker at {servers} answers within {PROBE_S:g} s") from error
 
 
+async def ping(settings: Kafka) -> None:
+    """Checks that a broker takes a new connection.
+
+    Raises:
+        KafkaUnavailable: none does within `PROBE_S`.
+    """
+    try:
+        async with asyncio.timeout(PROBE_S), admin_client(settings):
+            pass
+    except TimeoutError as error:
+        raise KafkaUnavailable(
+            f"no broker at {settings.kafka} takes a connection within {PROBE_S:g} s"
+        ) from error
+
+
 async def wait_kafka(settings: Kafka, *, timeout_s: float) -> None:
     """Waits until a broker answers.
 

@@ -32,7 +32,7 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
@@ -87,6 +87,7 @@ class Processor:
         in_flight: the work that is left for settled records; a stop waits until it is 0.
         linger_s: how long records may wait for others, so that many are taken at once; 0 where they
             are urgent.
+        servers: see `StallDetector`.
 
     Attributes:
         metrics: counted here.
@@ -102,6 +103,7 @@ class Processor:
         on_revoked: Hook | None = None,
         in_flight: Callable[[], int] = lambda: 0,
         linger_s: float = 0.0,
+        servers: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         self._settings = settings
         self._name = name
@@ -110,6 +112,7 @@ class Processor:
         self._on_revoked = on_revoked
         self._in_flight = in_flight
         self._linger_s = linger_s
+        self._servers = servers
         self._tracker = OffsetTracker(settings.max_in_flight)
         self._owned: frozenset[Partition] = frozenset()
         self._owned_generation = -1
@@ -213,6 +216,7 @@ class Processor:
             detector = StallDetector(
                 limit_s,
                 lambda: progress_marks(app, self._tracker, self._busy, unread.stalled),
+                self._servers,
                 name=self._name,
             )
             attendants = [

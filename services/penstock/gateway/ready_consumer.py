@@ -31,7 +31,7 @@ from penstock.errors import (
     Unavailable,
 )
 from penstock.gateway.background_producer import BackgroundProducer
-from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest, next_offsets
+from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest
 from penstock.gateway.inline_contexts import with_inline_context
 from penstock.gateway.settings import GatewaySettings
 from penstock.kafka.client.connection import start, stop, translated
@@ -286,10 +286,10 @@ class ReadyConsumer:
         without_tasks = []
         for request in served:
             outcomes = [next(remaining) for record in request.records if record.task]
+            unreadable = [outcome for outcome in outcomes if isinstance(outcome, StageResult)]
             try:
-                await self._report_unreadable(
-                    request.worker, [outcome for outcome in outcomes if isinstance(outcome, StageResult)]
-                )
+                if unreadable:
+                    await self._producer.send_results(request.worker, unreadable)
             except Unavailable as error:
                 # The lease expires, and the next claim reports the task.
                 log.warning(
@@ -300,14 +300,10 @@ class ReadyConsumer:
             if tasks or request.overdue or self.closed:
                 request.succeed(ClaimedTasks(tasks, claimed_s))
             else:
+                request.reset()
                 without_tasks.append(request)
-        self._requeue(without_tasks)
-
-    def _requeue(self, requests: list[PendingRequest]) -> None:
-        """Lets requests whose records had no task for a worker wait again, before all others."""
-        for request in requests:
-            request.reset()
-        self._requests.extendleft(reversed(requests))
+        # They wait again, before all others.
+        self._requests.extendleft(reversed(without_tasks))
 
     def _assign_records(self) -> list[PendingRequest]:
         """Assigns buffered records to requests in the order of their arrival."""
@@ -343,10 +339,6 @@ class ReadyConsumer:
             records += [(request.worker.encode(), claim.encode()) for claim in claims]
         await self._producer.send(HEARTBEATS, records)
 
-    async def _report_unreadable(self, worker: str, results: list[StageResult]) -> None:
-        if results:
-            await self._producer.send_results(worker, results)
-
     def _fail_all(self, error: Exception) -> None:
         while self._requests:
             self._requests.popleft().fail(error)
@@ -363,7 +355,7 @@ async def _commit(
     """
     try:
         with translated():
-            await consumer.commit(next_offsets(taken))
+            await consumer.commit({record.partition: record.offset + 1 for record in taken})
     except (Unavailable, SessionLost) as error:
         return error
     return None

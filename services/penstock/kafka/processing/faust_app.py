@@ -178,23 +178,23 @@ class FaustApp:
         """
         if (consumer := self._consumer) is None or not (assigned := consumer.assignment()):
             return {}
+        by_faust = self._app.consumer
         try:
-            committed = await consumer.committed_positions(assigned)
-        except KafkaError as error:
+            starts = await offsets.check(await consumer.committed_positions(assigned))
+            positions.report(starts)
+            consumer.guard.start({tp: start.position for tp, start in starts.items()})
+            found = {TP(*tp): start.position.offset for tp, start in starts.items()}
+            # By Faust, which keeps the position up to which it has read.
+            await by_faust.seek_wait(found)
+        except (KafkaError, TimeoutError) as error:
             raise KafkaUnavailable(f"Kafka: {error!r}") from error
-        starts = await offsets.check(committed)
-        positions.report(starts)
-        consumer.guard.start({tp: start.position for tp, start in starts.items()})
-        bare = len(self._prefix)
-        found = {(tp.topic[bare:], tp.partition): start.position.offset for tp, start in starts.items()}
-        await self.seek(found)
         # Faust seeks to the commits once more before records flow; see `faust_consumer`.
-        self._app.consumer.starts = {
-            TP(tp.topic, tp.partition): start.position.offset for tp, start in starts.items()
-        }
-        if moved := {tp: start.position.offset for tp, start in starts.items() if start.moved}:
-            await self.commit({(tp.topic[bare:], tp.partition): offset for tp, offset in moved.items()})
-        return found
+        by_faust.starts = found
+        # By names without the prefix.
+        bare = {tp: (tp.topic.removeprefix(self._prefix), tp.partition) for tp in found}
+        if moved := {bare[tp]: offset for tp, offset in found.items() if starts[tp].moved}:
+            await self.commit(moved)
+        return {bare[tp]: offset for tp, offset in found.items()}
 
     def _make_consumer(self) -> Consumer:
         self._consumer = self._make()
@@ -204,21 +204,6 @@ class FaustApp:
         self._app.consumer.starts = {}
         if self._consumer is not None:
             self._consumer.guard.forget()
-
-    async def seek(self, starts: Mapping[Partition, int]) -> None:
-        """Continues from these offsets, and discards records that were fetched before.
-
-        By Faust, which keeps the position up to which it has read.
-
-        Raises:
-            KafkaUnavailable: no broker answered, or the assignment has just been replaced.
-        """
-        wanted = {TP(self._prefix + topic, number): offset for (topic, number), offset in starts.items()}
-        try:
-            if wanted:
-                await self._app.consumer.seek_wait(wanted)
-        except (KafkaError, TimeoutError) as error:
-            raise KafkaUnavailable(f"Kafka: {error!r}") from error
 
     async def commit(self, offsets: Mapping[Partition, int]) -> bool:
         """Commits offsets of assigned partitions; False while the group rebalances."""

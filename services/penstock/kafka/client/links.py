@@ -40,7 +40,7 @@ class _Connections:
         self._closed = False
         # The time of one connection must not count for the next.
         self._turn = asyncio.Lock()
-        # Of the connection that is being opened.
+        # The limit of the connection that is being opened.
         self._limit: asyncio.Timeout | None = None
 
     def begin_close(self) -> None:

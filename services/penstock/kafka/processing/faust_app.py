@@ -117,7 +117,7 @@ class FaustApp:
             )
             self._app.agent(source, name=f"{name}.{topic}")(agent)
         self._app.on_partitions_revoked.connect(_without_arguments(before_rebalance))
-        self._app.on_partitions_revoked.connect(_without_arguments(self._forget_starts))
+        self._app.on_partitions_revoked.connect(_without_arguments(self._clear_starts))
         self._app.on_rebalance_complete.connect(_without_arguments(after_rebalance))
 
     @property
@@ -200,7 +200,7 @@ class FaustApp:
         self._consumer = self._make()
         return self._consumer
 
-    async def _forget_starts(self) -> None:
+    async def _clear_starts(self) -> None:
         self._app.consumer.starts = {}
         if self._consumer is not None:
             self._consumer.guard.forget()

@@ -24,12 +24,12 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from penstock.contracts.ready import MARKER, ReadyTask
+from penstock.contracts.ready import MARKER
 from penstock.core.attempt import AttemptId
 from penstock.core.ready_partitions import Plan
-from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, RecordsRefused
+from penstock.errors import KafkaRefused, KafkaUnavailable, RecordsRefused
 from penstock.kafka.client.connection import translated
-from penstock.kafka.client.records import RecordReader, delete_before
+from penstock.kafka.client.records import delete_before, read_within, ready_task
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.task_sync.lag_poller import LagPoller
@@ -74,7 +74,7 @@ class Withdrawal:
         self._admin = admin
         self._lag_poller = lag_poller
         self._on_end = on_end
-        self._reader = RecordReader(settings, READS)
+        self._reads = asyncio.Semaphore(READS)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._permitted = False
         # Until when a type is left alone whose records Kafka refuses to read or delete.
@@ -126,7 +126,6 @@ class Withdrawal:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await self._reader.close()
 
     def _ended(self, name: str, _task: asyncio.Task[None]) -> None:
         del self._running[name]
@@ -159,7 +158,8 @@ class Withdrawal:
             # Deletes nothing, and is refused before any task is moved.
             await delete_before(self._admin, dict.fromkeys(starts, 0))
             self._permitted = True
-        unread = await self._reader.read(starts, LIMIT, within_s=READ_S)
+        async with self._reads:
+            unread = await read_within(self._settings, starts, LIMIT, within_s=READ_S)
         # Again: the worker may have taken some meanwhile.
         await self._lag_poller.poll(topic)
         attempts = {
@@ -231,10 +231,8 @@ class Withdrawal:
 
 def _attempts(type_name: str, records: Sequence[Any]) -> list[tuple[int, AttemptId]]:
     """Offset and attempt of each record of a task."""
-    found = []
-    for record in records:
-        try:
-            found.append((record.offset, ReadyTask.decode(record.value or b"", type_name).fence.attempt_id))
-        except InvalidRecord:
-            continue  # a marker, or a record of another program
-    return found
+    return [
+        (record.offset, task.fence.attempt_id)
+        for record in records
+        if (task := ready_task(record, type_name)) is not None
+    ]

@@ -17,11 +17,11 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.new_partitions import NewPartitions
 from aiokafka.errors import for_code
-from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.client.connection import admin_client, translated
+from penstock.kafka.client.protocol import RequestOf, struct
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topic_config import CLUSTER_DEFAULT, TopicConfig, config_of
 from penstock.kafka.topology.topics import PLATFORM, READY, Topic, ready
@@ -35,6 +35,37 @@ REPLICATION = "replication"
 SETTLE_S = 15.0
 
 _SET = 0
+# IncrementalAlterConfigs; the client's own AlterConfigs resets every config that it omits.
+_ALTER_CONFIGS = struct(
+    44,
+    0,
+    Schema(
+        (
+            "resources",
+            Array(
+                ("resource_type", Int8),
+                ("resource_name", String("utf-8")),
+                (
+                    "configs",
+                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
+                ),
+            ),
+        ),
+        ("validate_only", Boolean),
+    ),
+    Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "resources",
+            Array(
+                ("error_code", Int16),
+                ("error_message", String("utf-8")),
+                ("resource_type", Int8),
+                ("resource_name", String("utf-8")),
+            ),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +211,14 @@ async def create(settings: Kafka, *, replication: int | None = None) -> list[str
 
 
 async def _alter(client: AIOKafkaAdminClient, configs: Mapping[str, Mapping[str, str]]) -> None:
-    _raise_for(await client._send_to_controller(_IncrementalAlter(configs)))  # noqa: SLF001 (it has no method for this request)
+    resources = [
+        (int(ConfigResourceType.TOPIC), name, [(key, _SET, value) for key, value in of_topic.items()])
+        for name, of_topic in configs.items()
+    ]
+    request = RequestOf(_ALTER_CONFIGS, resources, False)  # noqa: FBT003 (by position, as in the protocol)
+    answer = await client._send_to_controller(request)  # noqa: SLF001 (it has no method for this request)
+    for code, message, _kind, name in answer.resources:
+        _check(code, name, message)
 
 
 async def _describe(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, ActualTopic]:
@@ -204,64 +242,6 @@ async def _describe(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[s
     return found
 
 
-def _raise_for(answer: Any) -> None:
-    for code, message, _kind, name in answer.resources:
-        _check(code, name, message)
-
-
 def _check(code: int, name: str, message: str | None) -> None:
     if code:
         raise for_code(code)(f"{name}: {message or 'no reason given'}")
-
-
-class _IncrementalAlterResponse(Response):  # type: ignore[misc]  # aiokafka has no types
-    API_KEY = 44
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "resources",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
-        ),
-    )
-
-
-class _IncrementalAlterStruct(RequestStruct):  # type: ignore[misc]  # as above
-    API_KEY = 44
-    API_VERSION = 0
-    RESPONSE_TYPE = _IncrementalAlterResponse
-    SCHEMA = Schema(
-        (
-            "resources",
-            Array(
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-                (
-                    "configs",
-                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
-                ),
-            ),
-        ),
-        ("validate_only", Boolean),
-    )
-
-
-class _IncrementalAlter(Request[_IncrementalAlterStruct]):  # type: ignore[misc]  # as above
-    """IncrementalAlterConfigs; the client's own AlterConfigs resets every config that it omits."""
-
-    API_KEY = 44
-
-    def __init__(self, configs: Mapping[str, Mapping[str, str]]) -> None:
-        self._configs = configs
-
-    def build(self, request_struct_class: type[_IncrementalAlterStruct]) -> _IncrementalAlterStruct:
-        resources = [
-            (int(ConfigResourceType.TOPIC), name, [(key, _SET, value) for key, value in configs.items()])
-            for name, configs in self._configs.items()
-        ]
-        return request_struct_class(resources, False)  # noqa: FBT003 (by position, as in the protocol)

@@ -27,6 +27,7 @@ from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of
 from penstock.outgoing_http import LARGE_HEADS, as_given
 from penstock.sockets import make_socket
+from penstock.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +178,23 @@ class GatewayClient:
         self._on_accepted = on_accepted
         self._on_refused = on_refused
         self._deployment = deployment_header(url)
+
+    @classmethod
+    def of(
+        cls,
+        settings: WorkerSettings,
+        *,
+        on_accepted: Callable[[], object] = lambda: None,
+        on_refused: Callable[[], object] = lambda: None,
+    ) -> GatewayClient:
+        """The client of a worker's gateway, with its credentials."""
+        return cls(
+            settings.worker_gateway,
+            Credentials(settings.api_key, settings.api_key_file),
+            patience_s=settings.refused_timeout_s,
+            on_accepted=on_accepted,
+            on_refused=on_refused,
+        )
 
     async def __aenter__(self) -> Self:
         self._session = _make_session()

@@ -128,7 +128,8 @@ def _start_thread(
         ended: tuple[Any, None] | tuple[None, BaseException]
         try:
             ended = (context.run(handler, task), None)
-        except BaseException as error:  # noqa: BLE001 (the loop turns it into a result)
+        except BaseException as error:  # noqa: BLE001 (see the next line)
+            # Fails closed: the loop raises the error, and the attempt fails.
             ended = (None, error)
         forking.end_if_child(process, ended[1])
         # The process may have stopped meanwhile.

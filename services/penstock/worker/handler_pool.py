@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +22,7 @@ from penstock.core.suspects import Isolation, SuspectQueue
 from penstock.worker.backlog import Backlog, Surplus
 from penstock.worker.execution import Execution
 from penstock.worker.metrics import CANCELLED, HANDED_BACK, AttemptCounts
+from penstock.worker.ports import Platform
 from penstock.worker.results import returned_result
 
 log = logging.getLogger(__name__)
@@ -46,14 +47,8 @@ class HandlerPool:
 
     Args:
         execution: runs one attempt.
-        report: called with each result.
+        platform: receives results and the turns of suspects.
         size: most attempts at once.
-        announce: tells the platform that a suspect begins; `begin` follows when it knows.
-        ended: called with a suspect that has ended; `end_turn` follows when its result is stored.
-            Otherwise the next attempt could kill the process before, and the loss would be charged
-            to both.
-        hold: called with True when the worker must take no further attempts for now, because a
-            suspect that runs alone lasts, and with False when it may again.
         limits: most attempts at once by (type, stage), for stages with a limit of their own.
         counts: of the attempts that end; None counts nothing.
     """
@@ -61,11 +56,8 @@ class HandlerPool:
     def __init__(
         self,
         execution: Execution,
-        report: Callable[[StageResult], None],
+        platform: Platform,
         size: int,
-        announce: Callable[[AttemptId], object],
-        ended: Callable[[AttemptId], object],
-        hold: Callable[[bool], object] = lambda _holds: None,
         limits: Mapping[tuple[str, str], int] = MappingProxyType({}),
         counts: AttemptCounts | None = None,
     ) -> None:
@@ -73,13 +65,10 @@ class HandlerPool:
         self._context = contextvars.copy_context()
         self._counts = counts
         self._execution = execution
-        self._report = report
+        self._platform = platform
         self._size = size
         self._running: dict[AttemptId, tuple[asyncio.Task[None], ReadyTask]] = {}
         self._backlog = Backlog(limits)
-        self._announce = announce
-        self._ended = ended
-        self._hold = hold
         self._suspect_queue: SuspectQueue[AttemptId] = SuspectQueue()
         # Suspects that have not begun.
         self._suspects: dict[AttemptId, ReadyTask] = {}
@@ -158,7 +147,7 @@ class HandlerPool:
         self._suspect_queue.end_turn(attempt_id, outlived=True)
         self._fill()
 
-    def drop(self, attempt_ids: list[AttemptId]) -> None:
+    def drop(self, attempt_ids: Collection[AttemptId]) -> None:
         """Ends attempts without a result: their handlers are cancelled."""
         self._backlog.drop(set(attempt_ids))
         self._suspect_queue.drop(attempt_ids)
@@ -259,11 +248,11 @@ class HandlerPool:
             )
         if self._counts is not None:
             self._counts.add(entry[1], HANDED_BACK if result.handed_back else result.outcome.value)
-        self._report(result)
+        self._platform.add(result)
         if self._backlog.has_limits:
             self._backlog.end(entry[1], asyncio.get_running_loop().time())
         if entry[1].isolation is not None:
-            self._ended(attempt_id)
+            self._platform.ended(attempt_id)
         self._fill()
 
     def _has_room(self) -> bool:
@@ -282,7 +271,7 @@ class HandlerPool:
         ):
             # From now on, since another attempt could begin before the platform knows.
             self._backlog.begin(self._suspects[suspect], asyncio.get_running_loop().time())
-            self._announce(suspect)
+            self._platform.announce(suspect)
         while (
             self._has_room()
             and not self._suspect_queue.blocks_others
@@ -304,13 +293,13 @@ class HandlerPool:
             self._block_timer = None
         if self._holds:
             self._holds = False
-            self._hold(self._holds)
+            self._platform.hold(self._holds)
 
     def _begin_hold(self) -> None:
         if self._closed:
             return
         self._holds = True
-        self._hold(self._holds)
+        self._platform.hold(self._holds)
         behind = self._suspect_queue.behind_alone()
         log.info(
             "A suspect runs alone for long; waiting tasks go to other workers",
@@ -351,7 +340,7 @@ class HandlerPool:
     def _hand_back(self, ready: ReadyTask, reason: str, delay_ms: int | None = None) -> None:
         if self._counts is not None:
             self._counts.add(ready, HANDED_BACK)
-        self._report(returned_result(ready, reason, delay_ms))
+        self._platform.add(returned_result(ready, reason, delay_ms))
 
     def _return_surplus(self, surplus: Iterable[Surplus]) -> None:
         """Hands back attempts whose stage is at its limit, each with its delay."""

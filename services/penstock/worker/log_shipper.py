@@ -16,7 +16,7 @@ from typing import Protocol
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
+from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.task_log import (
     MAX_CHUNKS,
     MAX_LINES,
@@ -26,10 +26,11 @@ from penstock.contracts.task_log import (
 )
 from penstock.core.log_chunk import Chunk
 from penstock.errors import Invalid, PenstockError
-from penstock.kafka.client.connection import translated
+from penstock.kafka.client.connection import make_producer, running, translated
 from penstock.kafka.topology.topics import TASK_LOGS
 from penstock.worker.gateway_client import LOGS_ROUTE, GatewayClient
 from penstock.worker.log_buffer import LogBuffer
+from penstock.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +194,25 @@ class HttpLogTransport:
         # only the encoding of records replaces.
         for value in records_of(self._worker_id, chunks):
             await self._gateway.post(LOGS_ROUTE, orjson.loads(value))
+
+
+async def ship(shipper: LogShipper, settings: WorkerSettings, worker_id: str) -> None:
+    """Ships task logs by a connection of its own: they delay no claim and no heartbeat."""
+
+    async def connect() -> None:
+        if settings.worker_gateway:
+            async with GatewayClient.of(settings) as gateway:
+                await shipper.run(HttpLogTransport(gateway, worker_id))
+            return
+        async with running(make_producer(settings, compression="gzip")) as producer:
+            await shipper.run(KafkaLogTransport(producer, settings.prefix, worker_id))
+
+    await retry_until_available(
+        connect,
+        waiting_for="connection for task logs",
+        backoff=WORKER_BACKOFF,
+        restarts_after_s=LASTING_ATTEMPT_S,
+    )
 
 
 def records_of(worker_id: str, chunks: Sequence[Chunk]) -> Iterator[bytes]:

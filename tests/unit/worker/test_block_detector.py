@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -55,15 +56,10 @@ def blocks_until(event):
 
 async def run(handlers, logs=None, again=1):
     """Runs attempts of each stage, one after another, beside a detector."""
-    results = []
+    platform = RecordingPlatform()
+    results = platform.results
     stages = {("t", name): Stage(handler, 60, None) for name, handler in handlers}
-    pool = HandlerPool(
-        Execution(stages, None, 1, logs),
-        results.append,
-        1,
-        None,
-        None,  # no suspects
-    )
+    pool = HandlerPool(Execution(stages, None, 1, logs), platform, 1)
     async with loop_thread("watches") as other:
         detector = BlockDetector(asyncio.get_running_loop(), lambda: pool.is_busy, pool.attempt_of)
         watching = asyncio.ensure_future(other.run(detector.run()))

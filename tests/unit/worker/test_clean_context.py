@@ -6,6 +6,7 @@ from contextlib import suppress
 from contextvars import ContextVar, copy_context
 
 import pytest
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
 
 from penstock.concurrency.batcher import Batcher
@@ -100,13 +101,9 @@ async def test_what_an_attempt_sets_is_seen_by_no_other(monkeypatch, end, isolat
     results = []
     async with worker._lifecycle.running():
         runs = Execution(worker._stages, None, 1, around=worker._around)
-        pool = HandlerPool(
-            runs,
-            results.append,
-            1,
-            lambda each: pool.begin(each),  # noqa: PLW0108 (the pool follows)
-            lambda each: pool.end_turn(each),  # noqa: PLW0108 (the pool follows)
-        )
+        platform = RecordingPlatform(results.append)
+        pool = HandlerPool(runs, platform, 1)
+        platform.announce, platform.ended = pool.begin, pool.end_turn
         # As from the platform, whose context is another one.
         copy_context().run(
             pool.start_all,

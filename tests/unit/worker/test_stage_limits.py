@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -26,7 +27,9 @@ class Rig:
     """A pool whose handlers run until the test ends them; `limited` has two at once."""
 
     def __init__(self, size=10, limit=2):
-        self.results, self.announced, self.running, self.most = [], [], {}, 0
+        platform = RecordingPlatform()
+        self.results, self.announced = platform.results, platform.announced
+        self.running, self.most = {}, 0
         self.lingers = asyncio.Event()
         self.lingers.set()
 
@@ -41,14 +44,7 @@ class Rig:
             return Done()
 
         stages = {("t", "limited"): Stage(handler, 60, None), ("t", "free"): Stage(handler, 60, None)}
-        self.pool = HandlerPool(
-            Execution(stages, None, 1),
-            self.results.append,
-            size,
-            self.announced.append,
-            lambda _ended: None,
-            limits={("t", "limited"): limit},
-        )
+        self.pool = HandlerPool(Execution(stages, None, 1), platform, size, {("t", "limited"): limit})
 
     async def become(self, *running):
         await wait_until(lambda: sorted(self.running) == sorted(running), every=0)

@@ -4,6 +4,7 @@ import asyncio
 
 import orjson
 import pytest
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -33,8 +34,9 @@ class Rig:
     """A pool whose handlers run until the test ends them."""
 
     def __init__(self):
-        self.announced, self.ended, self.results, self.running = [], [], [], {}
-        self.holds = []
+        platform = RecordingPlatform()
+        self.announced, self.ended = platform.announced, platform.turns_ended
+        self.results, self.holds, self.running = platform.results, platform.holds, {}
 
         async def handler(task):
             self.running[task.id] = asyncio.Event()
@@ -45,14 +47,7 @@ class Rig:
             return Done()
 
         execution = Execution({("t", "s"): Stage(handler, 60, None)}, None, 1)
-        self.pool = HandlerPool(
-            execution,
-            self.results.append,
-            10,
-            self.announced.append,
-            self.ended.append,
-            self.holds.append,
-        )
+        self.pool = HandlerPool(execution, platform, 10)
 
     async def become(self, *running):
         await wait_until(lambda: sorted(self.running) == sorted(running), every=0)

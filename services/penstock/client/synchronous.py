@@ -38,7 +38,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
             # Raised by the caller's `progress` function or iterator of drafts. It has ended
-            # `run_forever`, and further calls would wait for ever, so the loop runs again. The
+            # `run_forever`, and further calls would wait without end, so the loop runs again. The
             # caller gets the exception from its own call.
             continue
         return

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
 from penstock import process
+from penstock.core.early_start import EARLY_START
 from penstock.core.redaction import Redactor
 from penstock.core.retry import Backoff
 from penstock.errors import CannotStart, GatewayUnavailable, PenstockError, SettingsError
@@ -98,6 +99,7 @@ class Worker:
         self._stages: dict[tuple[str, str], Stage] = {}
         self._redactor = Redactor(os.environ)
         self._around = Around(self._stages)
+        self._early_start = EARLY_START
         self._lifecycle = Lifecycle(self._around.start)
 
     @property
@@ -287,7 +289,13 @@ class Worker:
         if not self._stages:
             raise SettingsError("the worker has no stage: register handlers with @worker.stage('type.stage')")
         return Registered(
-            self.settings, self._stages, self._lifecycle, self._types, self._around, self._redactor
+            self.settings,
+            self._stages,
+            self._lifecycle,
+            self._types,
+            self._around,
+            self._redactor,
+            self._early_start,
         )
 
     def with_settings(self, settings: WorkerSettings) -> Worker:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
-from penstock.core.early_start import HORIZON_S, BacklogLimit
+from penstock.core.early_start import BacklogLimit
 from penstock.worker.heartbeat_sender import HeartbeatSender, HeartbeatTransport
 from penstock.worker.in_flight import InFlight
 from penstock.worker.ports import Handlers
@@ -46,16 +46,19 @@ class Attempts:
         handlers: Handlers,
         clock: Callable[[], float],
     ) -> None:
-        limits = registered.limits
-        backlog = BacklogLimit(registered.settings.backlog)
+        limits, early_start = registered.limits, registered.early_start
+        backlog = BacklogLimit(registered.settings.backlog, early_start.horizon_s)
         heartbeats = HeartbeatSender(transport, worker_id, clock, self._stop_lost)
         self._handlers = handlers
         self._backlog = backlog
+        self._horizon_s = early_start.horizon_s
         self.heartbeats = heartbeats
         self.in_flight = InFlight(
             registered.slots, lambda: heartbeats.room, len(limits), lambda: backlog.at(time.monotonic())
         )
-        self.unclaimed = UnclaimedAttempts(transport, heartbeats, worker_id, limits, clock, handlers.waits)
+        self.unclaimed = UnclaimedAttempts(
+            transport, heartbeats, worker_id, limits, clock, handlers.waits, early_start
+        )
 
     def still_in_flight(self, attempt_ids: list[AttemptId]) -> InFlight:
         """The attempts in flight, without those of `attempt_ids` that are cut off.
@@ -70,7 +73,7 @@ class Attempts:
         attempt_ids = [result.fence.attempt_id for result in results]
         # Slots of longer attempts do not become free within the horizon.
         quick = sum(
-            result.finished_ms - result.started_ms <= HORIZON_S * 1000 and not result.handed_back
+            result.finished_ms - result.started_ms <= self._horizon_s * 1000 and not result.handed_back
             for result in results
         )
         self._backlog.add_ended(quick, time.monotonic())

@@ -27,7 +27,6 @@ from penstock.worker.current import CurrentAttempt, current_attempt
 
 log = logging.getLogger(__name__)
 
-# Seconds of one step of a handler, and seconds between two checks.
 BLOCKED_S = 1.0
 CHECK_S = 0.25
 # Seconds between two warnings about one stage.
@@ -45,6 +44,8 @@ class BlockDetector:
         loop: of the handlers.
         busy: whether an attempt runs.
         attempt_of: the attempt that a task of the loop runs; None for other tasks.
+        blocked_s: seconds of one step of a handler.
+        check_s: seconds between two checks.
 
     Attributes:
         blocked: how often a handler has blocked the loop, by (type, stage).
@@ -55,7 +56,11 @@ class BlockDetector:
         loop: asyncio.AbstractEventLoop,
         busy: Callable[[], bool],
         attempt_of: Callable[[asyncio.Task[Any]], ReadyTask | None],
+        blocked_s: float = BLOCKED_S,
+        check_s: float = CHECK_S,
     ) -> None:
+        self._blocked_s = blocked_s
+        self._check_s = check_s
         self.blocked: Counter[tuple[str, str]] = Counter()
         self._loop = loop
         self._busy = busy
@@ -74,10 +79,10 @@ class BlockDetector:
     async def run(self) -> None:
         """Watches until cancelled, or until the loop is closed."""
         while True:
-            due_s = time.monotonic() + CHECK_S
-            await asyncio.sleep(CHECK_S)
+            due_s = time.monotonic() + self._check_s
+            await asyncio.sleep(self._check_s)
             now_s = time.monotonic()
-            if now_s - due_s > BLOCKED_S / 2:
+            if now_s - due_s > self._blocked_s / 2:
                 # The process did not run, or the interpreter was held.
                 self._since_s = now_s
             try:
@@ -92,7 +97,7 @@ class BlockDetector:
         if self._answered or current is not self._current:
             self._current, self._since_s, self._reported = current, now_s, False
         if not self._answered:
-            if now_s - self._since_s >= BLOCKED_S and not self._reported:
+            if now_s - self._since_s >= self._blocked_s and not self._reported:
                 self._reported = True
                 self._report(now_s)
         elif self._busy():
@@ -118,7 +123,7 @@ class BlockDetector:
         self._warned_s[stage] = now_s
         where = _where(frame)
         if attempt is not None and attempt.log is not None:
-            text = f"the handler has blocked the event loop for {BLOCKED_S:g} s at {where}"
+            text = f"the handler has blocked the event loop for {self._blocked_s:g} s at {where}"
             attempt.log.add(logging.WARNING, PLATFORM_SOURCE, text)
         stack = "".join(traceback.format_list(traceback.extract_stack(frame, limit=FRAMES)))
         log.warning(
@@ -127,7 +132,7 @@ class BlockDetector:
                 "event": "handler_blocks_loop",
                 **ids,
                 "where": where,
-                "seconds": BLOCKED_S,
+                "seconds": self._blocked_s,
                 "traceback": stack,
             },
         )

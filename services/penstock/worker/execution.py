@@ -29,7 +29,7 @@ from penstock.worker.around import Around
 from penstock.worker.callables import is_async
 from penstock.worker.contexts import Contexts
 from penstock.worker.current import CurrentAttempt, attempt_scope
-from penstock.worker.handler_call import HandlerTimeout, Raised, call_on_thread
+from penstock.worker.handler_call import ABANDON_S, HandlerTimeout, Raised, call_on_thread
 from penstock.worker.log_buffer import LogBuffer, RunLog
 from penstock.worker.missing_handlers import MissingHandlers
 from penstock.worker.outcomes import Outcome, Task
@@ -95,6 +95,8 @@ class Execution:
         around: middleware and dependencies, which have started; None is nothing.
         redact: removes secrets from what the platform shows: reports of progress, and the errors of
             attempts.
+        abandon_s: seconds that a handler gets to end after its cancellation, before it is
+            abandoned.
     """
 
     def __init__(
@@ -106,7 +108,10 @@ class Execution:
         report: Callable[[AttemptId, Progress], object] = lambda _attempt_id, _progress: None,
         around: Around | None = None,
         redact: Callable[[str], str] | None = None,
+        *,
+        abandon_s: float = ABANDON_S,
     ) -> None:
+        self._abandon_s = abandon_s
         # None costs nothing in each attempt.
         self._around = around or None
         self._stages = stages
@@ -182,7 +187,9 @@ class Execution:
         if stage is None:
             return self._missing.hand_back(ready)
         timeout = HandlerTimeout(
-            stage.timeout_s, lambda failure: abandon(failed(ready, stage.retries, started_ms, failure))
+            stage.timeout_s,
+            lambda failure: abandon(failed(ready, stage.retries, started_ms, failure)),
+            self._abandon_s,
         )
         try:
             fence, value = ready.fence, await self._contexts.value_of(ready)

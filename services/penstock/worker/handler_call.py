@@ -25,14 +25,18 @@ class HandlerTimeout:
 
     Args:
         timeout_s: seconds until the handler is cancelled.
-        abandon: called when the handler has not ended `ABANDON_S` after its cancellation.
+        abandon: called when the handler has not ended `abandon_s` after its cancellation.
+        abandon_s: seconds after the cancellation.
 
     Attributes:
         abandoned: whether `abandon` was called.
         on_thread: whether a thread of the handler runs, which cannot be ended from outside.
     """
 
-    def __init__(self, timeout_s: float, abandon: Callable[[Failure], None]) -> None:
+    def __init__(
+        self, timeout_s: float, abandon: Callable[[Failure], None], abandon_s: float = ABANDON_S
+    ) -> None:
+        self._abandon_s = abandon_s
         self.abandoned = False
         self.on_thread = False
         self._timeout_s = timeout_s
@@ -61,13 +65,13 @@ class HandlerTimeout:
     def _expire(self) -> None:
         self._expired = True
         self._task.cancel()
-        self._timer = asyncio.get_running_loop().call_later(ABANDON_S, self._abandon_handler)
+        self._timer = asyncio.get_running_loop().call_later(self._abandon_s, self._abandon_handler)
 
     def _abandon_handler(self) -> None:
         self.abandoned = True
         message = (
             f"the handler took longer than {self._timeout_s:g} s, swallowed its cancellation "
-            f"and was abandoned {ABANDON_S:g} s later"
+            f"and was abandoned {self._abandon_s:g} s later"
         )
         self._abandon(Failure(kind="Timeout", message=message))
 

@@ -29,10 +29,7 @@ log = logging.getLogger(__name__)
 
 # Seconds that cancelled handlers get to end during a drain.
 CANCEL_S = 1.0
-# A suspect that has run for so long lets others begin beside it. Otherwise the loss of a host with
-# thousands of long tasks would hold them up for days.
 TURN_S = 3.0
-# Attempts that wait for a handler go back when none began for so long: another worker may be idle.
 STUCK_S = 0.5
 # Seconds between two looks at those that wait, at least.
 LOOK_S = 0.05
@@ -51,6 +48,10 @@ class HandlerPool:
         size: most attempts at once.
         limits: most attempts at once by (type, stage), for stages with a limit of their own.
         counts: of the attempts that end; None counts nothing.
+        turn_s: seconds after which a suspect lets others begin beside it. Otherwise the loss of a
+            host with thousands of long tasks would hold them up for days.
+        stuck_s: seconds without the begin of an attempt after which those that wait go back:
+            another worker may be idle.
     """
 
     def __init__(
@@ -60,7 +61,12 @@ class HandlerPool:
         size: int,
         limits: Mapping[tuple[str, str], int] = MappingProxyType({}),
         counts: AttemptCounts | None = None,
+        *,
+        turn_s: float = TURN_S,
+        stuck_s: float = STUCK_S,
     ) -> None:
+        self._turn_s = turn_s
+        self._stuck_s = stuck_s
         # Each attempt has a copy of this context: no other one sees what its handler sets.
         self._context = contextvars.copy_context()
         self._counts = counts
@@ -136,7 +142,7 @@ class HandlerPool:
             return
         self._start(ready)
         if ready.isolation is Isolation.ONE:
-            asyncio.get_running_loop().call_later(TURN_S, self._outlive_turn, attempt_id)
+            asyncio.get_running_loop().call_later(self._turn_s, self._outlive_turn, attempt_id)
 
     def end_turn(self, attempt_id: AttemptId) -> None:
         """Lets the next suspect begin, if this one has its turn."""
@@ -279,14 +285,14 @@ class HandlerPool:
         ):
             self._start(ready)
         if self._backlog and self._look is None:
-            self._look = asyncio.get_running_loop().call_later(STUCK_S, self._return_stuck)
+            self._look = asyncio.get_running_loop().call_later(self._stuck_s, self._return_stuck)
         self._watch_block()
 
     def _watch_block(self) -> None:
         """Holds after a suspect has blocked others for a turn, and ends that with the block."""
         if self._suspect_queue.blocks_others:
             if self._block_timer is None:
-                self._block_timer = asyncio.get_running_loop().call_later(TURN_S, self._begin_hold)
+                self._block_timer = asyncio.get_running_loop().call_later(self._turn_s, self._begin_hold)
             return
         if self._block_timer is not None:
             self._block_timer.cancel()
@@ -312,7 +318,7 @@ class HandlerPool:
             self._hand_back(self._suspects.pop(attempt_id), ALONE_REASON)
 
     def _return_stuck(self) -> None:
-        """Returns waiting attempts if none began for `STUCK_S`; else looks again later."""
+        """Returns waiting attempts if none began for `stuck_s`; else looks again later."""
         loop = asyncio.get_running_loop()
         self._look, now_s = None, loop.time()
         if self._closed or not self._backlog:
@@ -322,9 +328,9 @@ class HandlerPool:
             # again.
             self._moved_s = now_s
         else:
-            self._return_surplus(self._backlog.take_stuck(now_s, STUCK_S))
+            self._return_surplus(self._backlog.take_stuck(now_s, self._stuck_s))
         free = self._backlog.free
-        if free and self._moved_s + STUCK_S <= now_s:
+        if free and self._moved_s + self._stuck_s <= now_s:
             log.info(
                 "No handler became free; waiting tasks go to other workers",
                 extra={"event": "backlog_returned", "attempts": len(free)},
@@ -332,9 +338,9 @@ class HandlerPool:
             while free:
                 self._hand_back(free.take(), "no handler of the worker became free")
         if self._backlog:
-            due_s = self._backlog.next_stuck_s(STUCK_S)
+            due_s = self._backlog.next_stuck_s(self._stuck_s)
             if free:
-                due_s = min(due_s, self._moved_s + STUCK_S)
+                due_s = min(due_s, self._moved_s + self._stuck_s)
             self._look = loop.call_at(max(due_s, now_s + LOOK_S), self._return_stuck)
 
     def _hand_back(self, ready: ReadyTask, reason: str, delay_ms: int | None = None) -> None:

@@ -183,6 +183,7 @@ class HttpPuller:
         worker_id: of the worker.
         start: called with claimed attempts to run.
         limits: most attempts by stage, for stages with a limit of their own.
+        wait_s: seconds of a long poll, and of a wait for room.
     """
 
     def __init__(
@@ -194,7 +195,9 @@ class HttpPuller:
         worker_id: str,
         start: Callable[[list[ReadyTask]], object],
         limits: Mapping[str, int],
+        wait_s: float = WAIT_S,
     ) -> None:
+        self._wait_s = wait_s
         self._gateway = gateway
         self._type = type_name
         self._in_flight = in_flight
@@ -228,12 +231,12 @@ class HttpPuller:
         # and keeps no more room from other types.
         idle = not (alone or self._busy)
         async with self._in_flight.reserve(
-            self._type, 1 if idle else TASKS_PER_REQUEST, WAIT_S
+            self._type, 1 if idle else TASKS_PER_REQUEST, self._wait_s
         ) as reservation:
             if not reservation.size:
                 return
             waits = alone or (idle and self._in_flight.is_ample)
-            await self._hold(reservation, WAIT_S if waits else SHORT_WAIT_S)
+            await self._hold(reservation, self._wait_s if waits else SHORT_WAIT_S)
         if idle and not waits and not self._busy:
             # Other types take their turn.
             await asyncio.sleep(REST_S)

@@ -31,8 +31,6 @@ ENTRY_BYTES = 400
 MAX_BATCH_BYTES = MAX_RECORD_BYTES // 2
 # Large contexts that are stored at the same time.
 CONCURRENT_STORES = 64
-# Most bytes of large contexts that wait for the object store without room of their attempts. It
-# bounds the memory of a worker in an outage of the store.
 PARKED_BYTES = 64 * 1024 * 1024
 UNSTORED_REASON = "the worker stopped while its result waited for the object store"
 
@@ -66,6 +64,8 @@ class ResultSender:
         park: called with an attempt whose result waits for the object store; frees its room.
         store: stores the large context of a result and returns the result with a reference, or None
             when the attempt is lost. None when a gateway stores large contexts.
+        parked_bytes: most bytes of large contexts that wait without room of their attempts. It
+            bounds the memory of a worker in an outage of the store.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class ResultSender:
         still_in_flight: Callable[[list[AttemptId]], Container[AttemptId]],
         park: Callable[[AttemptId], object] = lambda _attempt_id: None,
         store: Callable[[StageResult], Awaitable[StageResult | None]] | None = None,
+        parked_bytes: int = PARKED_BYTES,
     ) -> None:
+        self._most_parked_bytes = parked_bytes
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._worker_id = worker_id
@@ -123,7 +125,7 @@ class ResultSender:
     def _add_large(self, result: StageResult, size_bytes: int) -> None:
         attempt_id = result.fence.attempt_id
         self._waiting[attempt_id] = result
-        if self._parked_bytes + size_bytes <= PARKED_BYTES:
+        if self._parked_bytes + size_bytes <= self._most_parked_bytes:
             self._parked[attempt_id] = size_bytes
             self._parked_bytes += size_bytes
             self._park(attempt_id)

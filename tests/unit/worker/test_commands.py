@@ -16,7 +16,7 @@ from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence, Outcome
 from penstock.core.redaction import Redactor
 from penstock.errors import CommandFailed
-from penstock.worker import Done, commands, handler_call
+from penstock.worker import Done, commands
 from penstock.worker.capture import capturing
 from penstock.worker.commands import LineSplitter
 from penstock.worker.execution import Execution, Stage
@@ -252,10 +252,9 @@ async def test_a_command_on_a_thread_of_an_async_handler_ends_with_the_attempt()
     await family.over()
 
 
-async def test_no_command_begins_after_the_attempt_was_cancelled(monkeypatch):
+async def test_no_command_begins_after_the_attempt_was_cancelled():
     """A synchronous handler that goes on after its cancellation starts nothing more."""
     began, go_on, ended = threading.Event(), threading.Event(), []
-    monkeypatch.setattr(handler_call, "ABANDON_S", 0.1)
 
     def handler(task):
         began.set()

@@ -15,7 +15,7 @@ from penstock.contracts.result import StageResult, encode_results
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import CorruptObject, SettingsError
 from penstock.objects import ObjectStore
-from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings, handler_call
+from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings
 from penstock.worker.contexts import ResultContexts
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.heartbeat_sender import HeartbeatSender
@@ -32,10 +32,17 @@ def nobody_is_abandoned(result):
 
 
 async def run(
-    handler, *, ready=READY, timeout_s=5.0, objects=None, max_attempts=None, abandon=nobody_is_abandoned
+    handler,
+    *,
+    ready=READY,
+    timeout_s=5.0,
+    objects=None,
+    max_attempts=None,
+    abandon=nobody_is_abandoned,
+    **times,
 ):
     stages = {("t", "s"): Stage(handler, timeout_s, max_attempts)}
-    return await Execution(stages, objects or ObjectStore("memory:///"), 4).run(ready, abandon)
+    return await Execution(stages, objects or ObjectStore("memory:///"), 4, **times).run(ready, abandon)
 
 
 async def test_a_handler_receives_its_task():
@@ -121,9 +128,8 @@ async def test_stop_iteration_is_a_failure_and_no_timeout():
     assert found.error.kind == "StopIteration"
 
 
-async def test_a_handler_that_swallows_its_cancellation_is_abandoned(monkeypatch):
+async def test_a_handler_that_swallows_its_cancellation_is_abandoned():
     """W1: the attempt fails without waiting for the handler, whose later result is dropped."""
-    monkeypatch.setattr(handler_call, "ABANDON_S", 0.01)
     abandoned = asyncio.get_running_loop().create_future()
     settled = asyncio.Event()
 
@@ -133,7 +139,9 @@ async def test_a_handler_that_swallows_its_cancellation_is_abandoned(monkeypatch
                 await settled.wait()
         return Done("at last")
 
-    running = asyncio.ensure_future(run(stubborn, timeout_s=0.01, abandon=abandoned.set_result))
+    running = asyncio.ensure_future(
+        run(stubborn, timeout_s=0.01, abandon=abandoned.set_result, abandon_s=0.01)
+    )
     found = await abandoned
     assert (found.outcome, found.error.kind) == (Outcome.FAIL, "Timeout")
     assert "abandoned" in found.error.message

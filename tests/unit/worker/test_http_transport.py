@@ -360,8 +360,7 @@ async def test_a_full_worker_does_not_start_a_long_poll(impostor, monkeypatch):
     in_flight = InFlight(1)
     async with RealGateway(url, Credentials("pk_mine"), patience_s=300) as gateway:
         heartbeats = RealHeartbeatSender(HttpTransport(gateway, "w"), "w", lambda: 0.0, lambda _keys: None)
-        puller = HttpPuller(gateway, "t", in_flight, heartbeats, "w", lambda _claimed: None, {})
-        monkeypatch.setattr("penstock.worker.http_transport.WAIT_S", 0.01)
+        puller = HttpPuller(gateway, "t", in_flight, heartbeats, "w", lambda _claimed: None, {}, 0.01)
         sizes = []
         reserve = in_flight.reserve
 

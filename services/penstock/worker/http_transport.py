@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import orjson
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, claims_of
@@ -112,15 +110,10 @@ class HttpTransport:
         return answers
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
-        """Returns once the gateway has them; tries again while it is unavailable.
-
-        Raises:
-            TypeError, ValueError: one of them cannot be encoded; none is sent.
-        """
+        """Returns once the gateway has them; tries again while it is unavailable."""
         entries = [result.to_wire() for result in results]
-        orjson.dumps(entries)
-        for chunk in _chunks(entries):
-            await self._report(chunk)
+        for begin in range(0, len(entries), RESULTS_PER_REQUEST):
+            await self._report(entries[begin : begin + RESULTS_PER_REQUEST])
 
     async def _report(self, entries: list[dict[str, Any]]) -> None:
         request = {"worker": self._worker_id, "results": entries}
@@ -275,8 +268,3 @@ class HttpPuller:
 def _progress_of(heartbeat: Heartbeat, attempt_id: AttemptId) -> dict[str, Any]:
     progress = heartbeat.progress.get(attempt_id)
     return {"progress": progress.to_wire()} if progress is not None else {}
-
-
-def _chunks(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    for begin in range(0, len(entries), RESULTS_PER_REQUEST):
-        yield entries[begin : begin + RESULTS_PER_REQUEST]

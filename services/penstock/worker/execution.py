@@ -28,7 +28,7 @@ from penstock.objects import ObjectStore
 from penstock.worker.around import Around
 from penstock.worker.callables import is_async
 from penstock.worker.contexts import Contexts
-from penstock.worker.current import CurrentAttempt, attempt_scope
+from penstock.worker.current import attempt_scope
 from penstock.worker.handler_call import ABANDON_S, HandlerTimeout, Raised, call_on_thread
 from penstock.worker.log_buffer import LogBuffer, RunLog
 from penstock.worker.missing_handlers import MissingHandlers
@@ -114,7 +114,7 @@ class Execution:
         self._abandon_s = abandon_s
         # None costs nothing in each attempt.
         self._around = around or None
-        self._stages = stages
+        self.stages = stages
         self._report = report
         self._redact = redact
         self._contexts = Contexts(objects)
@@ -155,7 +155,7 @@ class Execution:
 
     def cancelled_itself(self, ready: ReadyTask) -> StageResult:
         """The failure of an attempt whose handler cancelled the task in which it ran."""
-        stage = self._stages[ready.type, ready.fence.stage]
+        stage = self.stages[ready.type, ready.fence.stage]
         return failed(ready, stage.retries, 0, Failure(kind="CancelledError", message=SELF_CANCELLED))
 
     async def _logged(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
@@ -183,7 +183,7 @@ class Execution:
         self, ready: ReadyTask, abandon: Callable[[StageResult], None], run_log: RunLog | None
     ) -> StageResult | None:
         started_ms = now_ms()
-        stage = self._stages.get((ready.type, ready.fence.stage))
+        stage = self.stages.get((ready.type, ready.fence.stage))
         if stage is None:
             return self._missing.hand_back(ready)
         timeout = HandlerTimeout(
@@ -207,7 +207,7 @@ class Execution:
                 _report=self._report,
                 _redact=self._redact,
             )
-            with attempt_scope(CurrentAttempt(task, run_log)):
+            with attempt_scope(task):
                 returned = await self._call(stage, task, ready, timeout)
             result = self._conclude(ready, stage, returned, started_ms)
         except asyncio.CancelledError as error:

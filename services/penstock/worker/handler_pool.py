@@ -12,7 +12,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
@@ -47,11 +46,13 @@ class HandlerPool:
         platform: receives results and the turns of suspects.
         size: most attempts at once.
         limits: most attempts at once by (type, stage), for stages with a limit of their own.
-        counts: of the attempts that end; None counts nothing.
         turn_s: seconds after which a suspect lets others begin beside it. Otherwise the loss of a
             host with thousands of long tasks would hold them up for days.
         stuck_s: seconds without the begin of an attempt after which those that wait go back:
             another worker may be idle.
+
+    Attributes:
+        counts: of the attempts that have ended.
     """
 
     def __init__(
@@ -60,7 +61,6 @@ class HandlerPool:
         platform: Platform,
         size: int,
         limits: Mapping[tuple[str, str], int] = MappingProxyType({}),
-        counts: AttemptCounts | None = None,
         *,
         turn_s: float = TURN_S,
         stuck_s: float = STUCK_S,
@@ -69,7 +69,7 @@ class HandlerPool:
         self._stuck_s = stuck_s
         # Each attempt has a copy of this context: no other one sees what its handler sets.
         self._context = contextvars.copy_context()
-        self._counts = counts
+        self.counts = AttemptCounts(execution.stages)
         self._execution = execution
         self._platform = platform
         self._size = size
@@ -122,10 +122,6 @@ class HandlerPool:
         """How many attempts wait for a handler; may be asked from any thread."""
         return len(self._backlog) + len(self._suspect_queue)
 
-    def attempt_of(self, task: asyncio.Task[Any]) -> ReadyTask | None:
-        """The attempt that a task of the event loop runs; may be asked from any thread."""
-        return next((ready for running, ready in list(self._running.values()) if running is task), None)
-
     def waits(self, attempt_id: AttemptId) -> bool:
         """Whether an attempt waits for a handler; may be called from any thread."""
         return attempt_id in self._backlog
@@ -163,8 +159,7 @@ class HandlerPool:
                 self._backlog.end(suspect, asyncio.get_running_loop().time())
             entry = self._running.pop(attempt_id, None)
             if entry is not None:
-                if self._counts is not None:
-                    self._counts.add(entry[1], CANCELLED)
+                self.counts.add(entry[1], CANCELLED)
                 entry[0].cancel()
         self._fill()
 
@@ -252,8 +247,7 @@ class HandlerPool:
                     "traceback": result.error.traceback,
                 },
             )
-        if self._counts is not None:
-            self._counts.add(entry[1], HANDED_BACK if result.handed_back else result.outcome.value)
+        self.counts.add(entry[1], HANDED_BACK if result.handed_back else result.outcome.value)
         self._platform.add(result)
         if self._backlog.has_limits:
             self._backlog.end(entry[1], asyncio.get_running_loop().time())
@@ -344,8 +338,7 @@ class HandlerPool:
             self._look = loop.call_at(max(due_s, now_s + LOOK_S), self._return_stuck)
 
     def _hand_back(self, ready: ReadyTask, reason: str, delay_ms: int | None = None) -> None:
-        if self._counts is not None:
-            self._counts.add(ready, HANDED_BACK)
+        self.counts.add(ready, HANDED_BACK)
         self._platform.add(returned_result(ready, reason, delay_ms))
 
     def _return_surplus(self, surplus: Iterable[Surplus]) -> None:

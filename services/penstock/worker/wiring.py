@@ -11,7 +11,7 @@ from penstock.worker.block_detector import BlockDetector
 from penstock.worker.handler_pool import HandlerPool
 from penstock.worker.log_buffer import LogBuffer
 from penstock.worker.loop_thread import loop_thread
-from penstock.worker.metrics import AttemptCounts, Counts, serving
+from penstock.worker.metrics import samples, serving
 from penstock.worker.platform_client import PlatformClient
 from penstock.worker.ports import Handlers
 from penstock.worker.registered import Registered
@@ -50,27 +50,14 @@ async def run_attempts(
     settings, slots = registered.settings, registered.slots
     async with loop_thread("penstock platform") as platform:
         client = PlatformClient(registered, worker_id, objects, platform)
-        counts = AttemptCounts(registered.stages) if settings.metrics_port else None
         logs = None
         if settings.task_logs != "off":
             logs = LogBuffer(worker_id, registered.redactor, client.wake_logs)
         pool = HandlerPool(
-            registered.execution(objects, logs, client.report), client, slots, registered.concurrency, counts
+            registered.execution(objects, logs, client.report), client, slots, registered.concurrency
         )
         handlers = Handlers(pool, ready)
-        detector = BlockDetector(loop, lambda: pool.is_busy, pool.attempt_of)
-
-        def count() -> Counts:
-            dropped = logs.dropped if logs is not None else {}
-            return Counts(
-                registered.stages,
-                slots,
-                counts.ended if counts is not None else {},
-                pool.running_attempts,
-                pool.waiting,
-                dropped,
-                detector.blocked,
-            )
+        detector = BlockDetector(loop, lambda: pool.is_busy)
 
         async def work() -> None:
             await stopping.wait()
@@ -88,7 +75,9 @@ async def run_attempts(
 
         async def run_client() -> None:
             try:
-                async with serving(settings, count, client.readiness.probe):
+                async with serving(
+                    settings, lambda: samples(pool, slots, logs, detector.blocked), client.readiness.probe
+                ):
                     await client.run(handlers, logs)
             except Exception:
                 exit_timer.start()

@@ -57,7 +57,7 @@ async def run(handlers, logs=None, again=1):
     stages = {("t", name): Stage(handler, 60, None) for name, handler in handlers}
     pool = HandlerPool(Execution(stages, None, 1, logs), platform, 1)
     async with loop_thread("watches") as other:
-        detector = BlockDetector(asyncio.get_running_loop(), lambda: pool.is_busy, pool.attempt_of, *SHORT_S)
+        detector = BlockDetector(asyncio.get_running_loop(), lambda: pool.is_busy, *SHORT_S)
         watching = asyncio.ensure_future(other.run(detector.run()))
         for number, (name, _handler) in enumerate(handlers * again, 1):
             pool.start_all([ReadyTask(Fence(number, 2, name, 1), "t", Context.encode(None), 60_000)])
@@ -140,7 +140,7 @@ def test_many_short_steps_in_one_turn_of_the_loop_are_nobodys_fault(monkeypatch)
     turn = [*steps, steps[0], steps[0]]
     monkeypatch.setattr(block_detector.asyncio, "current_task", lambda _loop: turn[0])
     loop = SimpleNamespace(call_soon_threadsafe=lambda _answer: None)
-    detector = BlockDetector(loop, lambda: True, lambda _task: None, *SHORT_S)
+    detector = BlockDetector(loop, lambda: True, *SHORT_S)
     found = []
     for check in range(7):
         detector._check(check * block_detector.BLOCKED_S)
@@ -154,7 +154,7 @@ def test_a_pause_of_the_whole_process_is_no_fault_of_a_handler(warned, monkeypat
     monkeypatch.setattr(block_detector.asyncio, "current_task", lambda _loop: None)
     calls = []
     loop = SimpleNamespace(call_soon_threadsafe=calls.append, is_closed=lambda: False)
-    detector = BlockDetector(loop, lambda: True, lambda _task: None, *SHORT_S)
+    detector = BlockDetector(loop, lambda: True, *SHORT_S)
     detector._check(100.0)
     assert calls == [detector._answer]
     detector._since_s = 150.0  # as `run` sets it after a late check

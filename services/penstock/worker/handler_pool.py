@@ -17,12 +17,13 @@ from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
-from penstock.core.suspects import Isolation, SuspectQueue
+from penstock.core.suspects import Isolation
 from penstock.worker.backlog import Backlog, Surplus
 from penstock.worker.execution import Execution
 from penstock.worker.metrics import CANCELLED, HANDED_BACK, AttemptCounts
 from penstock.worker.ports import Platform
 from penstock.worker.results import returned_result
+from penstock.worker.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +76,7 @@ class HandlerPool:
         self._size = size
         self._running: dict[AttemptId, tuple[asyncio.Task[None], ReadyTask]] = {}
         self._backlog = Backlog(limits)
-        self._suspect_queue: SuspectQueue[AttemptId] = SuspectQueue()
-        # Suspects that have not begun.
-        self._suspects: dict[AttemptId, ReadyTask] = {}
+        self._suspects = Suspects()
         self._closed = False
         # When an attempt last began, or a suspect began to block others; and the next look at those
         # that wait.
@@ -101,9 +100,7 @@ class HandlerPool:
             elif ready.isolation is None:
                 self._backlog.add(ready, now_s)
             else:
-                attempt_id = ready.fence.attempt_id
-                self._suspects[attempt_id] = ready
-                self._suspect_queue.add(attempt_id, ready.isolation)
+                self._suspects.add(ready)
         self._return_surplus(self._backlog.take_surplus(now_s))
         self._fill()
 
@@ -120,7 +117,7 @@ class HandlerPool:
     @property
     def waiting(self) -> int:
         """How many attempts wait for a handler; may be asked from any thread."""
-        return len(self._backlog) + len(self._suspect_queue)
+        return len(self._backlog) + len(self._suspects)
 
     def waits(self, attempt_id: AttemptId) -> bool:
         """Whether an attempt waits for a handler; may be called from any thread."""
@@ -133,7 +130,7 @@ class HandlerPool:
 
     def begin(self, attempt_id: AttemptId) -> None:
         """Begins a suspect that was announced, unless it was dropped or returned meanwhile."""
-        ready = self._suspects.pop(attempt_id, None)
+        ready = self._suspects.begin(attempt_id)
         if ready is None:
             return
         self._start(ready)
@@ -142,21 +139,19 @@ class HandlerPool:
 
     def end_turn(self, attempt_id: AttemptId) -> None:
         """Lets the next suspect begin, if this one has its turn."""
-        self._suspect_queue.end_turn(attempt_id)
+        self._suspects.end_turn(attempt_id)
         self._fill()
 
     def _outlive_turn(self, attempt_id: AttemptId) -> None:
-        self._suspect_queue.end_turn(attempt_id, outlived=True)
+        self._suspects.end_turn(attempt_id, outlived=True)
         self._fill()
 
     def drop(self, attempt_ids: Collection[AttemptId]) -> None:
         """Ends attempts without a result: their handlers are cancelled."""
         self._backlog.drop(set(attempt_ids))
-        self._suspect_queue.drop(attempt_ids)
+        for suspect in self._suspects.drop(attempt_ids):
+            self._backlog.end(suspect, asyncio.get_running_loop().time())
         for attempt_id in attempt_ids:
-            suspect = self._suspects.pop(attempt_id, None)
-            if suspect is not None:
-                self._backlog.end(suspect, asyncio.get_running_loop().time())
             entry = self._running.pop(attempt_id, None)
             if entry is not None:
                 self.counts.add(entry[1], CANCELLED)
@@ -171,12 +166,8 @@ class HandlerPool:
             hurry: returns running attempts when it is set.
         """
         self._closed = True
-        for ready in self._backlog.take_all():
+        for ready in (*self._backlog.take_all(), *self._suspects.take_all()):
             self._hand_back(ready, "the worker is stopping")
-        for ready in self._suspects.values():
-            self._hand_back(ready, "the worker is stopping")
-        self._suspect_queue.drop(self._suspects)
-        self._suspects.clear()
         if self._running:
             log.info(
                 "Draining while handlers are running; a second signal hands their tasks back at once",
@@ -256,25 +247,21 @@ class HandlerPool:
         self._fill()
 
     def _has_room(self) -> bool:
-        announced = len(self._suspects) - len(self._suspect_queue)
-        return len(self._running) + announced < self._size
-
-    def _stage_has_room(self, suspect: AttemptId) -> bool:
-        return self._backlog.has_room(self._suspects[suspect])
+        return len(self._running) + self._suspects.announced < self._size
 
     def _fill(self) -> None:
         if self._closed:
             return
         while (
             self._has_room()
-            and (suspect := self._suspect_queue.take(len(self._running), self._stage_has_room)) is not None
+            and (suspect := self._suspects.take(len(self._running), self._backlog.has_room)) is not None
         ):
             # From now on, since another attempt could begin before the platform knows.
-            self._backlog.begin(self._suspects[suspect], asyncio.get_running_loop().time())
-            self._platform.announce(suspect)
+            self._backlog.begin(suspect, asyncio.get_running_loop().time())
+            self._platform.announce(suspect.fence.attempt_id)
         while (
             self._has_room()
-            and not self._suspect_queue.blocks_others
+            and not self._suspects.blocks_others
             and (ready := self._backlog.take()) is not None
         ):
             self._start(ready)
@@ -284,7 +271,7 @@ class HandlerPool:
 
     def _watch_block(self) -> None:
         """Holds after a suspect has blocked others for a turn, and ends that with the block."""
-        if self._suspect_queue.blocks_others:
+        if self._suspects.blocks_others:
             if self._block_timer is None:
                 self._block_timer = asyncio.get_running_loop().call_later(self._turn_s, self._begin_hold)
             return
@@ -300,16 +287,13 @@ class HandlerPool:
             return
         self._holds = True
         self._platform.hold(self._holds)
-        behind = self._suspect_queue.behind_alone()
+        waiting = [*self._backlog.take_all(), *self._suspects.take_behind_alone()]
         log.info(
             "A suspect runs alone for long; waiting tasks go to other workers",
-            extra={"event": "worker_held_by_suspect", "attempts": len(self._backlog) + len(behind)},
+            extra={"event": "worker_held_by_suspect", "attempts": len(waiting)},
         )
-        for ready in self._backlog.take_all():
+        for ready in waiting:
             self._hand_back(ready, ALONE_REASON)
-        self._suspect_queue.drop(behind)
-        for attempt_id in behind:
-            self._hand_back(self._suspects.pop(attempt_id), ALONE_REASON)
 
     def _return_stuck(self) -> None:
         """Returns waiting attempts if none began for `stuck_s`; else looks again later."""
@@ -317,7 +301,7 @@ class HandlerPool:
         self._look, now_s = None, loop.time()
         if self._closed or not self._backlog:
             return
-        if self._suspect_queue.blocks_others:
+        if self._suspects.blocks_others:
             # After a turn the worker holds. Before, it still pulls: it would get the same tasks
             # again.
             self._moved_s = now_s

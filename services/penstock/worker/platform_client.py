@@ -169,7 +169,7 @@ class PlatformClient:
             )
 
     async def _work(self, handlers: Handlers, pulling: Coroutine[Any, Any, None]) -> None:
-        await _until(self._stopping, pulling)
+        await until(self._stopping, pulling)
         handlers.end_pulling()
         await self._drained.wait()
         await self._results.wait_sent(self._store_s)
@@ -186,7 +186,7 @@ class PlatformClient:
                 handlers.begin(attempt_id)
 
 
-async def _until(stopping: asyncio.Event, work: Any) -> None:
+async def until(stopping: asyncio.Event, work: Any) -> None:
     """Runs `work` until `stopping` is set, then cancels it.
 
     Raises:
@@ -194,9 +194,11 @@ async def _until(stopping: asyncio.Event, work: Any) -> None:
     """
     working = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (working, waiting):
-        task.cancel()
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (working, waiting):
+            task.cancel()
     await asyncio.wait({working, waiting}, timeout=LEAVE_S)
     if not working.done():
         # A client that waits for an unavailable broker; it ends with this loop.

@@ -40,7 +40,6 @@ LAST_LINES = 20
 LINE_CHARS = 64 * 1024
 _READ_BYTES = 64 * 1024
 _ERROR_CHARS = 1_500
-_HAS_GROUPS = hasattr(os, "killpg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +181,7 @@ class Command:
 
     def kill(self) -> None:
         """Kills the group at once."""
-        self._signal(signal.SIGKILL if _HAS_GROUPS else signal.SIGTERM)
+        self._signal(signal.SIGKILL)
 
     def checked(self, finished: Finished, *, check: bool) -> Finished:
         """The end of the command.
@@ -259,10 +258,7 @@ class Command:
             if process is None or process.returncode is not None:
                 return
             with suppress(ProcessLookupError, PermissionError):
-                if _HAS_GROUPS:
-                    os.killpg(process.pid, number)
-                else:
-                    process.send_signal(number)
+                os.killpg(process.pid, number)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """Kills what is left of the group, and releases the id of the process."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock import forking
 
-# What a function has returned, or has raised.
+# The value that a function has returned, or its exception.
 Ended = tuple[Any, None] | tuple[None, BaseException]
 
 

@@ -81,11 +81,17 @@ class Credentials:
         """Reads the file again; returns whether the header differs from the refused one.
 
         Raises:
-            SettingsError: the file has no valid token. It may be in the middle of a rotation, so a
-                later call may succeed. The message does not quote the token.
+            SettingsError: the file has no valid token, and no other header is known. The file may
+                be in the middle of a rotation, so a later call may succeed. The message does not
+                quote the token.
         """
         if self._file is not None:
-            self._headers = _read_file(self._file)
+            try:
+                self._headers = _read_file(self._file)
+            except SettingsError:
+                # A concurrent request may have read a new token before.
+                if self._headers == refused:
+                    raise
         return self._headers != refused
 
 

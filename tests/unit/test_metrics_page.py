@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock import metrics
 from penstock.metrics import Metric, Sample
+from penstock.metrics.page import Page
 from penstock.metrics.rounds import Rounds
-from penstock.metrics.text_page import TextPage
 
 RENAMED = Metric("penstock_x_new_total", "Things.", ("kind",), deprecated=("penstock_x_old_total",))
 HISTOGRAM = Metric("penstock_x_new_seconds", "Seconds.", (), (0.1, 1.0), ("penstock_x_old_seconds",))
@@ -21,7 +21,7 @@ def test_a_renamed_metric_keeps_its_old_name_for_one_release() -> None:
         Sample(RENAMED, 5, ("b",)),
         Sample(HISTOGRAM, 2.5, (), (1, 2, 0)),
     ]
-    text = TextPage("stages", lambda: samples).render()
+    text, _content_type = Page("stages", lambda: samples).render("text/plain")
     families = {family.name: family for family in text_string_to_metric_families(text.decode())}
     old, new = families["penstock_x_old"], families["penstock_x_new"]
     assert old.documentation == "Deprecated: use penstock_x_new_total."

@@ -2,8 +2,9 @@
 
 A service counts in plain numbers and builds its samples when Prometheus scrapes it, so counting
 costs an addition. `penstock.metrics.serving` answers from the service's own event loop: a blocked
-loop fails the scrape. The definitions are one list, because the reference, the dashboard and the
-alerts are compared with all of them.
+loop fails the scrape. The metrics `process_*` come from prometheus_client
+(`penstock.metrics.page`). The definitions are one list, because the reference, the dashboard and
+the alerts are compared with all of them.
 """
 
 from __future__ import annotations

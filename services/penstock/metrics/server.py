@@ -1,6 +1,6 @@
 """The metrics server of a process: /metrics, /livez and /readyz.
 
-It needs no package that the worker SDK lacks.
+It needs no package that the worker SDK lacks: the page is the caller's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.errors import (
     SessionLost,
 )
 from penstock.http.listener import listen
-from penstock.metrics.text_page import CONTENT_TYPE, TextPage
+from penstock.metrics.log_counter import LogCounter
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,23 @@ _PROBES: tuple[tuple[type[PenstockError], str], ...] = (
 PARTIAL = frozenset({"objects", "writes"})
 
 
+class MetricsPage(Protocol):
+    """The page that Prometheus scrapes.
+
+    Attributes:
+        service: the name of the process's service.
+        logged: the log handler that counts warnings and errors for the page.
+        checks: whether each check of /readyz succeeds, as of this scrape.
+    """
+
+    service: str
+    logged: LogCounter
+    checks: Mapping[str, bool]
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The page in the format that an Accept header requests, and its content type."""
+
+
 async def readiness(probes: Mapping[str, Probe]) -> tuple[dict[str, Any], int]:
     """Returns the body of /readyz ("ok" or a reason per probe) and its status: 200 or 503."""
     reasons = await asyncio.gather(*(_reason(probe) for probe in probes.values()))
@@ -82,7 +99,9 @@ async def _reason(probe: Probe) -> str:
 
 
 @asynccontextmanager
-async def serving_page(settings: Address, page: TextPage, probes: Mapping[str, Probe]) -> AsyncIterator[None]:
+async def serving_page(
+    settings: Address, page: MetricsPage, probes: Mapping[str, Probe]
+) -> AsyncIterator[None]:
     """Runs the metrics server while the block runs, unless the port is 0.
 
     Args:
@@ -112,7 +131,7 @@ async def serving_page(settings: Address, page: TextPage, probes: Mapping[str, P
 _stand_in: AsyncExitStack | None = None
 
 
-async def stand_in_page(settings: Address, page: TextPage, error: PenstockError) -> None:
+async def stand_in_page(settings: Address, page: MetricsPage, error: PenstockError) -> None:
     """Runs the metrics server of a service that waits for another server: alive, and not ready.
 
     It ends when `serving_page` begins. Without it, a supervisor that probes would end the process.
@@ -153,7 +172,7 @@ def _has_token(request: web.Request, token: str) -> bool:
     )
 
 
-async def _listen(settings: Address, page: TextPage, probes: Mapping[str, Probe]) -> AsyncExitStack:
+async def _listen(settings: Address, page: MetricsPage, probes: Mapping[str, Probe]) -> AsyncExitStack:
     """Returns what ends the server."""
 
     async def metrics(request: web.Request) -> web.Response:
@@ -167,7 +186,8 @@ async def _listen(settings: Address, page: TextPage, probes: Mapping[str, Probe]
         # An outage must be in the series: a process that waits for a server has no others.
         document, _status = await readiness(probes)
         page.checks = {name: reason == OK for name, reason in document["checks"].items()}
-        return web.Response(body=page.render(), headers={"Content-Type": CONTENT_TYPE})
+        body, content_type = page.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def livez(_request: web.Request) -> web.Response:
         # An answer proves that the service's event loop runs.

@@ -1,4 +1,4 @@
-"""The metrics server of a service, with its page."""
+"""The metrics server of a service, with the page of prometheus_client."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 
 from penstock.errors import PenstockError
 from penstock.metrics import Source
+from penstock.metrics.page import Page
 from penstock.metrics.server import Probe, serving_page, stand_in_page
-from penstock.metrics.text_page import TextPage
 from penstock.settings import Metered
 
 
@@ -26,9 +26,9 @@ def serving(
     Raises:
         CannotStart: the address cannot be listened on.
     """
-    return serving_page(settings, TextPage(service, source), probes)
+    return serving_page(settings, Page(service, source), probes)
 
 
 async def stand_in(settings: Metered, service: str, error: PenstockError) -> None:
     """Runs the metrics server of a service that waits for another server; see `stand_in_page`."""
-    await stand_in_page(settings, TextPage(service, lambda: ()), error)
+    await stand_in_page(settings, Page(service, lambda: ()), error)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import orjson
 
-from penstock.client.arguments import ids_of
 from penstock.client.chunks import id_chunks, ids_text
 from penstock.client.models import TaskProgress
 from penstock.client.transport import Transport
@@ -63,7 +62,7 @@ class WaitMethods:
         """The number of tasks by state, and the unknown ids."""
         counts: dict[str, int] = {}
         unknown: list[int] = []
-        chunks = [*id_chunks(ids_of(ids))]
+        chunks = [*id_chunks([*ids])]
         for chunk in chunks:
             body = orjson.dumps({"ids": chunk})
             # Only the last request waits, so that several do not add up their times.
@@ -80,7 +79,7 @@ class WaitMethods:
         At most a hundred for each 10,000 ids, those with the smallest ids.
         """
         found: dict[int, TaskProgress] = {}
-        for chunk in id_chunks(ids_of(ids)):
+        for chunk in id_chunks([*ids]):
             answer = await self._request("POST", "/tasks/progress", orjson.dumps({"ids": chunk}))
             found |= {task["id"]: TaskProgress.from_wire(task["progress"]) for task in answer["tasks"]}
         return found
@@ -113,7 +112,7 @@ class WaitMethods:
         polls: EndPolls,
         on_progress: Callable[[Mapping[int, TaskProgress]], object] | None = None,
     ) -> AsyncIterator[dict[str, int]]:
-        unique = set(ids_of(ids))
+        unique = set(ids)
         last: dict[str, int] | None = None
         reported: dict[int, TaskProgress] = {}
         while unique:

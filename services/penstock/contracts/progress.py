@@ -64,9 +64,10 @@ def headers_of(reports: Mapping[AttemptId, Progress]) -> list[tuple[str, bytes]]
     return [(HEADER, orjson.dumps(wire))]
 
 
-def in_parts(
-    reports: Iterable[tuple[AttemptId, Progress]], most: int = REPORTS_PER_RECORD
-) -> list[dict[AttemptId, Progress]]:
+def in_parts(reports: Iterable[tuple[AttemptId, Progress]]) -> list[dict[AttemptId, Progress]]:
     """Reports in parts, each of which fits into one record."""
     entries = list(reports)
-    return [dict(entries[begin : begin + most]) for begin in range(0, len(entries), most)]
+    return [
+        dict(entries[begin : begin + REPORTS_PER_RECORD])
+        for begin in range(0, len(entries), REPORTS_PER_RECORD)
+    ]

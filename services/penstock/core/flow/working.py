@@ -21,7 +21,6 @@ from penstock.core.flow.state import (
     UNSUCCESSFUL_NODES,
     FlowState,
     FlowStatus,
-    ItemState,
     Limit,
     NodeState,
     NodeStatus,
@@ -36,7 +35,6 @@ class Working:
         plan: the definition.
         flow: the flow's row.
         nodes: the loaded rows of nodes, by name.
-        items: the loaded rows of items, by node and index.
         actions: what the owner must do, in order.
         visit: nodes with work in the rows of successors that are not loaded.
         visit_eligible: whether ready nodes and running maps that are not loaded have work.
@@ -49,13 +47,11 @@ class Working:
         plan: Plan,
         flow: FlowState,
         nodes: Mapping[str, NodeState],
-        items: Mapping[tuple[str, int], ItemState],
         now: datetime,
     ) -> None:
         self.plan = plan
         self.flow = flow
         self.nodes = dict(nodes)
-        self.items = dict(items)
         self.actions: list[Action] = []
         self.visit: set[str] = set()
         self.visit_eligible = False
@@ -191,9 +187,7 @@ class Working:
         node, plan = self.nodes[name], self.plan.nodes[name]
         self.flow = self.flow._replace(live=self.flow.live + 1)
         generation = self.flow.generation
-        self.nodes[name] = node._replace(
-            status=NodeStatus.RUNNING, generation=generation, recovers=False, claimed=False
-        )
+        self.nodes[name] = node._replace(status=NodeStatus.RUNNING, generation=generation, recovers=False)
         if node.items is None or node.items.total is None:
             # The list of a map that is recovered is stored already.
             self.actions.append(Start(name, generation, plan.kind, recovers=node.recovers))

@@ -204,16 +204,7 @@ async def _act(batch: Batch, flow: FlowRow, action: Action) -> None:
         case CancelLive():
             await cancel(batch, flow, None)
         case SetLimit(node, generation, limit, at):
-            batch.limits.append(
-                NewLimit(
-                    root_id=flow.root_id,
-                    flow_id=flow.id,
-                    node=node or "",
-                    generation=generation,
-                    kind=limit.value,
-                    at=at,
-                )
-            )
+            batch.limits.append(NewLimit(flow, node or "", generation, limit.value, at))
         case Warn(node, _):
             report(batch, flow, "late", {"node": node} if node else {})
         case EndFlow():

@@ -11,6 +11,7 @@ from penstock.postgres.checks import Pool
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.repeating import transacted
+from penstock.postgres.statements import fetch
 
 # Flows that one statement examines.
 PAGE = 5_000
@@ -42,8 +43,7 @@ async def late(pool: Pool, rule: str, limit: int, grace_s: float) -> list[asyncp
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        return await pool.fetch(query(f"flow_checks.{rule}"), limit, grace_s)
+    return await fetch(pool, f"flow_checks.{rule}", limit, grace_s)
 
 
 async def wake(pool: Pool, shards: Sequence[int]) -> None:
@@ -52,8 +52,7 @@ async def wake(pool: Pool, shards: Sequence[int]) -> None:
     Raises:
         PostgresUnavailable: perhaps they are not notified.
     """
-    with translated():
-        await pool.fetch(query("flow_checks.wake"), list(shards))
+    await fetch(pool, "flow_checks.wake", list(shards))
 
 
 async def revive(pool: Pool, ids: Sequence[int], *, recount: bool = False) -> int:

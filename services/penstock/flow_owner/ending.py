@@ -230,7 +230,7 @@ async def _output(batch: Batch, flow: FlowRow) -> tuple[Context | None, str | No
     definition = batch.definition(flow)
     if definition.output is None:
         return None, None
-    await batch.load_nodes((flow.id, name) for name in definition.output_reads)
+    await batch.load_nodes((flow.id, name) for name in definition.reads(None))
     scope, namespace = batch.scope(flow), namespace_of(flow.name)
     try:
         output = scope.context(definition.output, namespace)

@@ -102,20 +102,21 @@ class Working:
 
     def propagate(self, name: str) -> None:
         """Brings the end of a final node to its successors."""
-        node = self.nodes[name]
         for successor in self.plan.successors[name]:
             if successor not in self.nodes:
                 self.visit.add(name)
                 continue
-            found = self.nodes[successor]
-            if found.status is not NodeStatus.PENDING:
-                continue
-            arrived = {
-                position: joins.edge_state(node, edge)
-                for position, edge in self.plan.edges_from(name, successor)
-            }
-            self.nodes[successor] = found._replace(edge_states={**found.edge_states, **arrived})
-            self.evaluate_join(successor)
+            if self.nodes[successor].status is NodeStatus.PENDING:
+                self.bring(name, successor)
+                self.evaluate_join(successor)
+
+    def bring(self, source: str, name: str) -> None:
+        """Sets the states of the edges from a final node to a pending one."""
+        ended, node = self.nodes[source], self.nodes[name]
+        arrived = {
+            position: joins.edge_state(ended, edge) for position, edge in self.plan.edges_from(source, name)
+        }
+        self.nodes[name] = node._replace(edge_states={**node.edge_states, **arrived})
 
     def evaluate_join(self, name: str) -> None:
         """Moves a pending node as the states of its edges demand."""

@@ -6,6 +6,7 @@ An expression that fails, fails its node or item, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -193,7 +194,7 @@ async def _continue(batch: Batch, children: set[int], generation: int) -> None:
     for child_id in sorted(children):
         child = batch.loaded[child_id]
         assert child.parent is not None
-        child.parent = child.parent.in_generation(generation)
+        child.parent = replace(child.parent, generation=generation)
         next_generation = child.state.generation + 1
         detail = {"generation": next_generation, "in_place": True}
         note = NewNote(root_id=child.root_id, flow_id=child_id, kind="recover", detail=detail)

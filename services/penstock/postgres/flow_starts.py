@@ -146,13 +146,8 @@ async def match_events(
     Raises:
         PostgresUnavailable: the owner's sweep compares them later.
     """
-    matched = await fetchval(
-        executor,
-        "flows.match_events",
-        None if event_ids is None else list(event_ids),
-        None if flow_ids is None else list(flow_ids),
-    )
-    return int(matched)
+    matched: int = await fetchval(executor, "flows.match_events", event_ids, flow_ids)
+    return matched
 
 
 async def match_runs(executor: Any, flow_ids: Sequence[int] | None = None) -> int:
@@ -165,8 +160,8 @@ async def match_runs(executor: Any, flow_ids: Sequence[int] | None = None) -> in
     Raises:
         PostgresUnavailable: the owner's sweep compares them later.
     """
-    matched = await fetchval(executor, "flows.match_runs", None if flow_ids is None else list(flow_ids))
-    return int(matched)
+    matched: int = await fetchval(executor, "flows.match_runs", flow_ids)
+    return matched
 
 
 def _key_of(row: Mapping[str, Any]) -> tuple[str, Any] | None:

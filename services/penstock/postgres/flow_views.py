@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import asyncpg
 import orjson
 
-from penstock.core.flow.state import Items
 from penstock.errors import NotFound
 from penstock.postgres import flow_history
 from penstock.postgres.connection import translated
@@ -323,12 +322,3 @@ async def _find(
 
 def _part(rows: Sequence[Row], searched_to: int | None = None) -> FoundFlows:
     return FoundFlows([dict(row) for row in rows], searched_to)
-
-
-def items_of(row: Mapping[str, Any] | Row) -> Items | None:
-    """The counters of a map's row whose list is known; None for other nodes."""
-    if row["total"] is None:
-        return None
-    return Items(
-        row["total"], row["opened"], row["succeeded"], row["unsuccessful"], row["retry"], row["enough"]
-    )

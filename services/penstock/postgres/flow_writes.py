@@ -139,7 +139,7 @@ async def write_nodes(connection: Any, changed: Mapping[tuple[int, str], NodeRow
         sparse([state.case for state in states]),
         sparse([state.timed_out and state.timed_out.value for state in states]),
         sparse([state.recovers or None for state in states]),
-        sparse([each.total for each in items]),
+        sparse([state.items.total if state.items is not None else None for state in states]),
         sparse([each.opened or None for each in items]),
         sparse([each.succeeded or None for each in items]),
         sparse([each.unsuccessful or None for each in items]),

@@ -20,7 +20,6 @@ from penstock.core.flow.messages import (
     Message,
     Paused,
     Recovered,
-    Refuse,
     Resumed,
     Visited,
     Warn,
@@ -67,18 +66,6 @@ class Decision:
     visit: frozenset[str]
     visit_eligible: bool
     later: frozenset[str]
-
-    @classmethod
-    def refused(cls, flow: FlowState, refusal: Refuse) -> Decision:
-        """A decision that changes nothing."""
-        return cls(
-            flow=flow,
-            nodes={},
-            actions=(refusal,),
-            visit=frozenset(),
-            visit_eligible=False,
-            later=frozenset(),
-        )
 
 
 def initial(plan: Plan) -> tuple[FlowState, Mapping[str, NodeState]]:

@@ -89,6 +89,4 @@ def _reset(working: Working, name: str, *, carries: bool) -> None:
 
 
 def _carried(items: Items | None) -> Items | None:
-    if items is None or items.total is None:
-        return None
-    return items._replace(unsuccessful=0, retry=items.retry + items.unsuccessful, enough=False)
+    return items and items._replace(unsuccessful=0, retry=items.retry + items.unsuccessful, enough=False)

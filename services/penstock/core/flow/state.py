@@ -82,7 +82,7 @@ class Items(NamedTuple):
     """The counters of a map's items; the items themselves are rows.
 
     Attributes:
-        total: items of the list; None until the list is known.
+        total: items of the list.
         opened: the cursor: items 0 to `opened` - 1 have a row.
         succeeded: items whose child succeeded.
         unsuccessful: items whose child failed or was cancelled, in the map's generation.
@@ -90,7 +90,7 @@ class Items(NamedTuple):
         enough: whether `k` items have succeeded, and the rest is being cancelled.
     """
 
-    total: int | None = None
+    total: int = 0
     opened: int = 0
     succeeded: int = 0
     unsuccessful: int = 0

@@ -189,7 +189,7 @@ class Working:
         self.flow = self.flow._replace(live=self.flow.live + 1)
         generation = self.flow.generation
         self.nodes[name] = node._replace(status=NodeStatus.RUNNING, generation=generation, recovers=False)
-        if node.items is None or node.items.total is None:
+        if node.items is None:
             # The list of a map that is recovered is stored already.
             self.actions.append(Start(name, generation, plan.kind, recovers=node.recovers))
         if plan.has_limits:
@@ -241,6 +241,6 @@ def _map_reason(plan: NodePlan, node: NodeState, status: NodeStatus) -> str:
         return ""
     if node.timed_out is not None:
         return f"{node.timed_out}_s is over"
-    if plan.k is not None and (items.total or 0) < plan.k:
-        return f"k is {plan.k:,}, and the list has {items.total or 0:,}"
-    return f"{items.unsuccessful:,} of {items.total or 0:,} items did not succeed"
+    if plan.k is not None and items.total < plan.k:
+        return f"k is {plan.k:,}, and the list has {items.total:,}"
+    return f"{items.unsuccessful:,} of {items.total:,} items did not succeed"

@@ -20,8 +20,8 @@ from penstock.local.supervisor import Supervisor
 
 # Small: three brokers share one machine.
 HEAP_MB = 256
-# Of a shutdown. Short, because the last brokers would wait for a quorum that no longer exists. A
-# kill loses no data.
+# A shutdown has little time, because the last brokers would wait for a quorum that no longer
+# exists. A kill loses no data.
 GRACE_S = 2.0
 NUMBERS = (1, 2, 3)
 

@@ -31,7 +31,7 @@ class Behaviour:
     """How calls are answered.
 
     Attributes:
-        kind: `answer`, or `hang` (no answer).
+        kind: `answer` or `hang` (no answer).
         after_s: seconds until the answer.
         status: HTTP status of the answer.
     """
@@ -103,12 +103,11 @@ class Connection(asyncio.Protocol):
         group = path.split("/", 2)[1]
         call_log.in_flight[group] += 1
         behaviour = call_log.behaviour_of(path, group)
-        if behaviour.kind == "hang":
-            return
-        if behaviour.after_s:
-            self._loop.call_later(behaviour.after_s, self._answer, behaviour)
-        else:
-            self._answer(behaviour)
+        if behaviour.kind == "answer":
+            if behaviour.after_s:
+                self._loop.call_later(behaviour.after_s, self._answer, behaviour)
+            else:
+                self._answer(behaviour)
 
     def _answer(self, behaviour: Behaviour) -> None:
         if self._call is not None:
@@ -121,8 +120,8 @@ class Connection(asyncio.Protocol):
         self._call = None
 
     def _send(self, status: int, body: bytes) -> None:
-        lines = [f"HTTP/1.1 {status} Configured", f"Content-Length: {len(body)}", "", ""]
-        self._transport.write("\r\n".join(lines).encode() + body)
+        head = f"HTTP/1.1 {status} Configured\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + body)
 
 
 def _header(head: bytes, name: bytes) -> bytes:

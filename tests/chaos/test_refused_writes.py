@@ -52,9 +52,9 @@ async def test_topics_that_take_no_records_are_charged_to_no_attempt(tmp_path):
 
             @asynccontextmanager
             async def outage() -> AsyncIterator[None]:
-                await cluster.stop(STOPPED)
+                await cluster.brokers[STOPPED].stop()
                 yield
-                await cluster.start(STOPPED)
+                await cluster.brokers[STOPPED].start()
 
             reports = dict.fromkeys(("gateway", "stages"), frozenset({"writes"}))
             async with nothing_charged(scenario, target):

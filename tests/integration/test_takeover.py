@@ -28,7 +28,7 @@ from penstock.flow_owner.settings import FlowsSettings
 from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.client.connection import make_producer, running
-from penstock.kafka.topology import membership
+from penstock.kafka.topology import group_members
 from penstock.kafka.topology.topics import service_group
 from penstock.postgres import flow_definitions, release, tasks, types
 from penstock.postgres.connection import open_pool
@@ -210,7 +210,7 @@ async def test_another_replica_takes_over(common, target, service):
 
     async def members():
         try:
-            return await membership.count(settings, group)
+            return await group_members.count(settings, group)
         except KafkaUnavailable:
             return 0  # a new group has no coordinator for a moment
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
+from typing import NamedTuple
 
 from penstock.core.flow.decide import decide, initial, rows
 from penstock.core.flow.messages import (
@@ -34,7 +35,6 @@ from penstock.core.flow.state import (
     FINAL_NODES,
     UNSUCCESSFUL_NODES,
     FlowStatus,
-    ItemState,
     NodeStatus,
     Outcome,
     StopReason,
@@ -44,6 +44,13 @@ NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
 ALL, ALL_DONE, ANY, TWO = Join(), Join(failures_count=True), Join(k=1), Join(k=2)
 FAILED, SUCCEEDED, CANCELLED = Outcome.FAILED, Outcome.SUCCEEDED, Outcome.CANCELLED
+
+
+class Item(NamedTuple):
+    """The generation in which an item was last opened, and how it ended."""
+
+    generation: int
+    outcome: Outcome | None = None
 
 
 @dataclass
@@ -97,16 +104,19 @@ class Owner:
 
     def apply(self, messages):
         """One transaction of the owner."""
-        waiting = list(messages)
+        waiting = [message for message in messages if not self._has_counted(message)]
         self.applied += waiting
         for message in waiting:
             if isinstance(message, Ended | ItemEnded):
                 self.children.discard((message.node, getattr(message, "index", None), message.generation))
+            if isinstance(message, ItemEnded):
+                item = self.items.get((message.node, message.index))
+                if item == Item(message.generation):
+                    self.items[message.node, message.index] = item._replace(outcome=message.outcome)
         while waiting:
             batch, waiting = waiting, []
             names = rows(self.plan, batch)
             self.largest_load = max(self.largest_load, len(names))
-            ends = {(h.node, h.index) for h in batch if isinstance(h, ItemEnded)}
             before = self.flow
             decision = decide(
                 self.plan,
@@ -114,11 +124,9 @@ class Owner:
                 batch,
                 NOW,
                 nodes=MappingProxyType({name: self.nodes[name] for name in names}),
-                items=MappingProxyType({key: self.items[key] for key in ends if key in self.items}),
             )
             self.flow = decision.flow
             self.nodes.update(decision.nodes)
-            self.items.update(decision.items)
             self.actions += decision.actions
             for action in decision.actions:
                 waiting += self._act(action)
@@ -132,6 +140,15 @@ class Owner:
                 assert before.may_start or woken
                 assert not self.flow.paused
                 assert self.flow.stop in (None, StopReason.FAILURE)
+
+    def _has_counted(self, message):
+        """Whether an earlier transaction has counted this end of an item."""
+        return (
+            isinstance(message, ItemEnded)
+            and (item := self.items.get((message.node, message.index))) is not None
+            and item.generation == message.generation
+            and item.outcome is not None
+        )
 
     def _eligible(self):
         return [
@@ -156,7 +173,7 @@ class Owner:
             case OpenItems(node, generation, first, count):
                 for index in range(first, first + count):
                     assert (node, index) not in self.items or self.items[node, index].generation < generation
-                    self.items[node, index] = ItemState(generation)
+                    self.items[node, index] = Item(generation)
                     self._born(node, index, generation)
             case ReopenItems(node, generation, count):
                 ended = [
@@ -168,7 +185,7 @@ class Owner:
                 ]
                 assert len(ended) >= count
                 for index in ended[:count]:
-                    self.items[node, index] = ItemState(generation)
+                    self.items[node, index] = Item(generation)
                     self._born(node, index, generation)
             case CancelNode(node, _):
                 self.doomed |= {child for child in self.children if child[0] == node}

@@ -196,20 +196,20 @@ SELECT count(*) AS flows FROM flow_history WHERE finished_at >= $1 AND finished_
 SELECT * FROM flow_history WHERE id = $1;
 
 -- name: family_list
--- The flows of a family ($1) in history that match the filters of `flow_views.list`, newest first;
--- $7 is the last id of the page before.
+-- The flows of a family ($6) in history that match the filters of `flow_views.list`, newest first;
+-- $9 is the last id of the page before.
 SELECT h.* FROM flow_history h
-WHERE h.root_id = $1
-  AND ($2::text IS NULL OR h.flow ->> 'name' = $2)
-  AND ($3::text[] IS NULL OR h.flow ->> 'status' = ANY ($3))
-  AND ($4::jsonb IS NULL OR h.flow -> 'labels' @> $4)
-  AND ($5::text IS NULL OR h.flow ->> 'idempotency_key' = $5)
-  AND ($6::timestamptz IS NULL OR (h.flow ->> 'created_at')::timestamptz >= $6)
-  AND ($7::bigint IS NULL OR h.id < $7)
-  AND ($8::text[] IS NULL
+WHERE h.root_id = $6
+  AND ($1::text IS NULL OR h.flow ->> 'name' = $1)
+  AND ($2::text[] IS NULL OR h.flow ->> 'status' = ANY ($2))
+  AND ($3::jsonb IS NULL OR h.flow -> 'labels' @> $3)
+  AND ($4::text IS NULL OR h.flow ->> 'idempotency_key' = $4)
+  AND ($5::timestamptz IS NULL OR (h.flow ->> 'created_at')::timestamptz >= $5)
+  AND ($7::text[] IS NULL
        OR CASE WHEN strpos(h.flow ->> 'name', '--') <= 1 THEN 'default'
-               ELSE split_part(h.flow ->> 'name', '--', 1) END = ANY ($8))
-  AND ($9::text IS NULL OR h.schedule = $9)
+               ELSE split_part(h.flow ->> 'name', '--', 1) END = ANY ($7))
+  AND ($8::text IS NULL OR h.schedule = $8)
+  AND ($9::bigint IS NULL OR h.id < $9)
 ORDER BY h.id DESC LIMIT $10;
 
 -- name: children_of_nodes

@@ -20,7 +20,7 @@ import aiohttp
 import orjson
 
 import penstock
-from penstock.client.arguments import encode_moment, ids_of
+from penstock.client.arguments import encode_moment
 from penstock.client.backlog import BacklogMethods
 from penstock.client.batches import submit_all
 from penstock.client.callback_secrets import CallbackSecretMethods
@@ -305,7 +305,7 @@ class Client(
     async def cancel(self, ids: Iterable[int]) -> Cancelled:
         """Cancels the tasks that have not ended."""
         total = Cancelled([], [], [])
-        for chunk in id_chunks(ids_of(ids)):
+        for chunk in id_chunks([*ids]):
             answer = await self._request("POST", "/tasks/cancel", orjson.dumps({"ids": chunk}))
             total = Cancelled(
                 [*total.cancelled, *answer["cancelled"]],

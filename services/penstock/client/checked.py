@@ -1,4 +1,4 @@
-"""Checks the arguments of each method of `Client` by their annotations.
+"""Checks the arguments of each method of `Client`, and of its drafts, by their annotations.
 
 A wrong argument would otherwise be sent as something else, such as a text as a list of characters,
 or fail in an encoder, without its name. Values that cannot be told apart by type alone are judged
@@ -11,7 +11,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeVar, Union
 
@@ -69,6 +69,22 @@ def _checked(method: Callable[..., Any]) -> Callable[..., Any]:
     return iterate
 
 
+@functools.cache
+def _field_hints(kind: Any) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def require_fields(draft: Any) -> None:
+    """Requires fields of a dataclass that their annotations allow.
+
+    Raises:
+        InvalidRecord: a field has another value; `pointer` is the field.
+    """
+    kind: Any = type(draft)
+    for name, hint in _field_hints(kind).items():
+        require(getattr(draft, name), hint, f"/{name}")
+
+
 def require(value: Any, hint: Any, pointer: str) -> None:
     """Requires a value that an annotation allows.
 
@@ -112,7 +128,7 @@ def _is_of(value: Any, option: Any) -> bool:
 def _require_inner(value: Any, option: Any, pointer: str) -> None:
     inner = typing.get_args(option)
     origin = typing.get_origin(option)
-    if origin in (Iterable, Sequence) and isinstance(value, list | tuple):
+    if origin in (Iterable, Sequence) and isinstance(value, Collection):
         # Other iterables may be read once only.
         for index, each in enumerate(value):
             require(each, inner[0], f"{pointer}/{index}")

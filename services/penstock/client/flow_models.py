@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.client.arguments import encode_moment, ids_of, list_of, mapping_of
+from penstock.client.models import filter_wire
 from penstock.core.flow.state import FlowStatus
 from penstock.core.task import Priority
 
@@ -112,17 +112,4 @@ class FlowFilter:
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object `FlowFilter` of the API's description."""
-        wire: dict[str, Any] = {
-            "ids": ids_of(self.ids),
-            "name": self.name,
-            "version": self.version,
-            "statuses": [str(status) for status in list_of(self.statuses, "statuses")],
-            "labels": mapping_of(self.labels, "labels"),
-            "created_since": encode_moment(self.created_since, "created_since"),
-            "created_until": encode_moment(self.created_until, "created_until"),
-            "finished_since": encode_moment(self.finished_since, "finished_since"),
-            "finished_until": encode_moment(self.finished_until, "finished_until"),
-            "error": self.error,
-            "schedule": self.schedule,
-        }
-        return {name: value for name, value in wire.items() if value not in (None, [], {})}
+        return filter_wire(self)

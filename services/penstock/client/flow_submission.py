@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import orjson
 
-from penstock.client.arguments import list_of, mapping_of, priority_name
+from penstock.client.arguments import priority_name
 from penstock.client.batches import submit_all
+from penstock.client.checked import require_fields
 from penstock.client.models import Submitted
 from penstock.client.transport import Document, Transport, pages, without_none
 from penstock.contracts.context import Context
@@ -54,14 +55,15 @@ class FlowDraft:
         Raises:
             InvalidRecord: the inputs are not JSON.
         """
+        require_fields(self)
         wire = without_none(
             flow=self.flow,
             version=self.version,
             idempotency_key=self.idempotency_key,
             events=self.events,
-            inputs=_json(mapping_of(self.inputs, "inputs"), "inputs") if self.inputs else None,
-            callbacks=list_of(self.callbacks, "callbacks") or None,
-            labels=mapping_of(self.labels, "labels") or None,
+            inputs=_json(dict(self.inputs), "inputs") if self.inputs else None,
+            callbacks=list(self.callbacks) or None,
+            labels=dict(self.labels) or None,
         )
         if self.priority is not Priority.MEDIUM:
             wire["priority"] = priority_name(self.priority)

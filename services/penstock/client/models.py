@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from penstock.client.arguments import encode_moment, ids_of, list_of, mapping_of, priority_name
+from penstock.client.arguments import encode_moment, priority_name
+from penstock.client.checked import require_fields
 from penstock.contracts.context import Context
 from penstock.contracts.task_fields import TaskFields
 from penstock.core.task import FINAL, Priority, State
 from penstock.errors import Invalid
 from penstock.http.problems import Faults
+
+
+def filter_wire(wanted: Any) -> dict[str, Any]:
+    """The JSON object of a filter, without attributes that are not set.
+
+    Args:
+        wanted: a dataclass whose attributes have the names of the object's members.
+
+    Raises:
+        InvalidRecord: an attribute has the wrong type; `pointer` is the attribute.
+    """
+    require_fields(wanted)
+    wire: dict[str, Any] = {}
+    for each in fields(wanted):
+        value = getattr(wanted, each.name)
+        if isinstance(value, datetime):
+            value = encode_moment(value, each.name)
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        elif isinstance(value, Iterable) and not isinstance(value, str):
+            value = list(value)
+        if value not in (None, [], {}):
+            wire[each.name] = value
+    return wire
 
 
 def submitted_of(
@@ -80,14 +105,14 @@ class Draft(TaskFields):
         Raises:
             InvalidRecord: the context is not JSON, or an argument has the wrong type.
         """
-        mapping_of(self.labels, "labels")
+        require_fields(self)
         wire: dict[str, Any] = {**self.wire_fields(), **Context.encode(self.context).to_wire()}
         if self.priority is not Priority.MEDIUM:
             wire["priority"] = priority_name(self.priority)
         if self.run_at is not None:
             wire["run_at"] = encode_moment(self.run_at, "run_at")
         if self.callbacks is not None:
-            wire["callbacks"] = list_of(self.callbacks, "callbacks")
+            wire["callbacks"] = list(self.callbacks)
         return wire
 
 
@@ -166,23 +191,10 @@ class TaskFilter:
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object `TaskFilter` of the API's description."""
-        wire: dict[str, Any] = {
-            "ids": ids_of(self.ids),
-            "type": self.type,
-            "stage": self.stage,
-            "key": self.key,
-            "states": [str(state) for state in list_of(self.states, "states")],
-            "labels": mapping_of(self.labels, "labels"),
-            "priorities": [
-                priority_name(priority, "priorities") for priority in list_of(self.priorities, "priorities")
-            ],
-            "created_since": encode_moment(self.created_since, "created_since"),
-            "created_until": encode_moment(self.created_until, "created_until"),
-            "finished_since": encode_moment(self.finished_since, "finished_since"),
-            "finished_until": encode_moment(self.finished_until, "finished_until"),
-            "error": self.error,
-        }
-        return {name: value for name, value in wire.items() if value not in (None, [], {})}
+        wire = filter_wire(self)
+        if "priorities" in wire:
+            wire["priorities"] = [priority_name(each, "priorities") for each in wire["priorities"]]
+        return wire
 
 
 @dataclass(frozen=True, slots=True)

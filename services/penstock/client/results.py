@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import orjson
 
-from penstock.client.arguments import ids_of
 from penstock.client.chunks import id_chunks, ids_text
 from penstock.client.models import Task
 from penstock.client.transport import Transport
@@ -37,7 +36,7 @@ class ResultMethods:
         Raises:
             NotFound: one of the ids is unknown.
         """
-        left = dict.fromkeys(ids_of(ids))
+        left = dict.fromkeys(ids)
         polls = EndPolls(1.0, HOLD_S)
         while left:
             ended = await ResultMethods._ended(self, [*left], polls.wait_s)
@@ -69,7 +68,7 @@ class ResultMethods:
             NotFound: one of the ids is unknown.
             TimeoutError: a task has not ended within `timeout_s` seconds.
         """
-        wanted = ids_of(ids)
+        wanted = [*ids]
         async with asyncio.timeout(timeout_s):
             found = {task.id: task async for task in ResultMethods.as_completed(self, wanted)}
         return [found[task_id] for task_id in wanted]

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 import orjson
 
-from penstock.client.arguments import ids_of
 from penstock.client.chunks import id_chunks, ids_text
 from penstock.client.models import TaskProgress
 from penstock.client.transport import Transport
@@ -21,8 +20,8 @@ HOLD_S = 20
 class EndPolls:
     """Paces the requests of a client that waits for an end.
 
-    The gateway holds such a request until the end, or for `wait_s` seconds. One of an earlier
-    release answers at once; then the client sleeps between two requests.
+    The gateway holds such a request until the end, or for `wait_s` seconds. If an answer comes at
+    once instead, the client sleeps between two requests.
 
     Args:
         every_s: longest sleep between two requests, in seconds.
@@ -63,14 +62,13 @@ class WaitMethods:
         """The number of tasks by state, and the unknown ids."""
         counts: dict[str, int] = {}
         unknown: list[int] = []
-        chunks = [*id_chunks(ids_of(ids))]
+        chunks = [*id_chunks([*ids])]
         for chunk in chunks:
             body = orjson.dumps({"ids": chunk})
             # Only the last request waits, so that several do not add up their times.
             held_s = wait_s if chunk is chunks[-1] else 0
             answer = await self._request("POST", "/tasks/states", body, wait_s=held_s)
-            # A gateway of an earlier release does not name them.
-            unknown += answer.get("unknown", ())
+            unknown += answer["unknown"]
             for state, count in answer["states"].items():
                 counts[state] = counts.get(state, 0) + count
         return counts, unknown
@@ -78,15 +76,11 @@ class WaitMethods:
     async def progress(self: Transport, ids: Iterable[int]) -> dict[int, TaskProgress]:
         """The progress of those of the tasks whose handlers report it, by id.
 
-        At most a hundred for each 10,000 ids, those with the smallest ids. A gateway of an earlier
-        release knows none.
+        At most a hundred for each 10,000 ids, those with the smallest ids.
         """
         found: dict[int, TaskProgress] = {}
-        for chunk in id_chunks(ids_of(ids)):
-            try:
-                answer = await self._request("POST", "/tasks/progress", orjson.dumps({"ids": chunk}))
-            except NotFound:
-                return {}
+        for chunk in id_chunks([*ids]):
+            answer = await self._request("POST", "/tasks/progress", orjson.dumps({"ids": chunk}))
             found |= {task["id"]: TaskProgress.from_wire(task["progress"]) for task in answer["tasks"]}
         return found
 
@@ -118,7 +112,7 @@ class WaitMethods:
         polls: EndPolls,
         on_progress: Callable[[Mapping[int, TaskProgress]], object] | None = None,
     ) -> AsyncIterator[dict[str, int]]:
-        unique = set(ids_of(ids))
+        unique = set(ids)
         last: dict[str, int] | None = None
         reported: dict[int, TaskProgress] = {}
         while unique:

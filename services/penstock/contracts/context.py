@@ -73,11 +73,7 @@ class ObjectRef:
 
     @property
     def namespace(self) -> str:
-        """The namespace that the key names.
-
-        Earlier releases gave all namespaces the keys of the default one, so a stored reference with
-        such a key may be that of any namespace.
-        """
+        """The namespace that the key names."""
         found = _KEY.fullmatch(self.key)
         return (found and found[1]) or DEFAULT_NAMESPACE
 
@@ -365,13 +361,10 @@ class Context:
         if self.content_type is not ContentType.JSON or self._value is _NO_VALUE:
             return
         try:
-            data = self.data
-        except TypeError as error:  # the value was read from JSON, so only its depth can fail
-            raise InvalidRecord(
-                f"nested deeper than {DEPTH_LIMIT} levels: flatten the value, or send it as text",
-                pointer=pointer,
-            ) from error
-        if data is not None and too_deep(data, self._value):
+            deep = too_deep(self.data or b"", self._value)
+        except TypeError:  # the value was read from JSON, so only its depth can fail
+            deep = True
+        if deep:
             raise InvalidRecord(
                 f"nested deeper than {DEPTH_LIMIT} levels: flatten the value, or send it as text",
                 pointer=pointer,

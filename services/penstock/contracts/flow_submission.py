@@ -67,18 +67,6 @@ class FlowSubmission:
             labels=raw.get("labels", {}),
         )
 
-    def to_wire(self) -> dict[str, Any]:
-        """The JSON object that a producer sends, without the fields that have their default."""
-        wire: dict[str, Any] = {"flow": self.flow}
-        for name in ("version", "inputs", "idempotency_key", "events", "labels"):
-            if value := getattr(self, name):
-                wire[name] = value
-        if self.priority is not Priority.MEDIUM:
-            wire["priority"] = self.priority.name
-        if self.callbacks:
-            wire["callbacks"] = subscription.to_wire(self.callbacks)
-        return wire
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowEvent:
@@ -112,15 +100,6 @@ class FlowEvent:
             key=raw.get("key", ""),
             data=None if data is None else _require_size(data, "data"),
         )
-
-    def to_wire(self) -> dict[str, Any]:
-        """The JSON object that a producer sends, without the fields that have their default."""
-        wire: dict[str, Any] = {"event": self.event, "id": self.id}
-        if self.key:
-            wire["key"] = self.key
-        if self.data is not None:
-            wire["data"] = self.data.decode()
-        return wire
 
 
 def _require_size(value: Any, name: str) -> Context:

@@ -8,7 +8,7 @@ failure, because its worker has ended the attempt and will not report it again.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -91,23 +91,17 @@ def decode_progress(data: bytes) -> tuple[dict[AttemptId, Progress], list[Fault]
             raise _too_many("")
     except Invalid as fault:
         return {}, [(type(fault)(fault.reason, pointer=pointer + fault.pointer), data)]
+    faulty = _faults_of_array(raw, "heartbeat-progress", pointer)
     progress: dict[AttemptId, Progress] = {}
-    faults: list[Fault] = []
     for index, entry in enumerate(raw):
-        if isinstance(entry, Unreadable):
-            found: Sequence[Invalid] = [InvalidRecord(entry.fault.reason)]
-        elif is_valid([entry], "heartbeat-progress"):
+        if index not in faulty:
             task, step, attempt = entry["task"]
             # JSON Schema compares floats as floats, so it accepts 2^63.
             if int(task) <= _MAX_ID:
                 progress[AttemptId(int(task), int(step), int(attempt))] = Progress.from_wire(entry)
-                continue
-            found = [InvalidRecord("larger than any id", pointer="/0/task/0")]
-        else:
-            found = problems([entry], "heartbeat-progress")
-        place = found[0].pointer.removeprefix("/0")
-        faults.append((InvalidRecord(found[0].reason, pointer=f"{pointer}/{index}{place}"), _bytes_of(entry)))
-    return progress, faults
+            else:
+                faulty[index] = InvalidRecord("larger than any id", pointer=f"{pointer}/{index}/task/0")
+    return progress, [(fault, _bytes_of(raw[index])) for index, fault in faulty.items()]
 
 
 def decode_results(data: bytes) -> tuple[str, list[StageResult], list[Fault]]:
@@ -202,26 +196,15 @@ def decode_callbacks(data: bytes) -> tuple[list[Callback], list[Fault]]:
         conform(raw, "callback")
     if len(raw) > MAX_ENTRIES:
         raise _too_many("")
-    valid = not any(isinstance(entry, Unreadable) for entry in raw) and is_valid(raw, "callback")
+    faulty = _faults_of_array(raw, "callback", "")
     callbacks: list[Callback] = []
-    faults: list[Fault] = []
     for index, entry in enumerate(raw):
-        try:
-            if not valid:
-                _require_callback(entry, f"/{index}")
-            callbacks.append(_read_callback(entry, f"/{index}"))
-        except InvalidRecord as fault:
-            faults.append((fault, _bytes_of(entry)))
-    return callbacks, faults
-
-
-def _require_callback(entry: Any, pointer: str) -> None:
-    if isinstance(entry, Unreadable):
-        raise InvalidRecord(entry.fault.reason, pointer=pointer)
-    if not isinstance(entry, dict):
-        raise InvalidRecord("must be an object", pointer=pointer)
-    if found := problems(entry, "callback"):
-        raise InvalidRecord(found[0].reason, pointer=f"{pointer}{found[0].pointer}")
+        if index not in faulty:
+            try:
+                callbacks.append(_read_callback(entry, f"/{index}"))
+            except InvalidRecord as fault:
+                faulty[index] = fault
+    return callbacks, [(fault, _bytes_of(raw[index])) for index, fault in faulty.items()]
 
 
 def _read_callback(raw: Mapping[str, Any], pointer: str) -> Callback:
@@ -298,13 +281,37 @@ def _faulty_entries(raw: Any, schema: str, member: str) -> dict[int, Invalid]:
         raise InvalidRecord("must be an array", pointer=f"/{member}")
     if len(listed) > MAX_ENTRIES:
         raise _too_many(f"/{member}")
+    return _faults_of(
+        listed, schema, lambda entry: {**envelope, member: [entry]}, f"/{member}/0", f"/{member}"
+    )
+
+
+def _faults_of_array(raw: list[Any], schema: str, pointer: str) -> dict[int, Invalid]:
+    """The faults of a record that is an array of entries."""
+    if not any(isinstance(entry, Unreadable) for entry in raw) and is_valid(raw, schema):
+        return {}
+    return _faults_of(raw, schema, lambda entry: [entry], "/0", pointer)
+
+
+def _faults_of(
+    entries: Sequence[Any], schema: str, wrap: Callable[[Any], Any], place: str, pointer: str
+) -> dict[int, Invalid]:
+    """The faults of entries that are each judged alone, by the index of their entry.
+
+    Args:
+        entries: of a record.
+        schema: of the record.
+        wrap: a record with one entry.
+        place: pointer to the entry in that record.
+        pointer: to the array of entries.
+    """
     faulty: dict[int, Invalid] = {}
-    for index, entry in enumerate(listed):
+    for index, entry in enumerate(entries):
         if isinstance(entry, Unreadable):
-            faulty[index] = InvalidRecord(entry.fault.reason, pointer=f"/{member}/{index}")
-        elif found := problems({**envelope, member: [entry]}, schema):
-            pointer = found[0].pointer.replace(f"/{member}/0", f"/{member}/{index}", 1)
-            faulty[index] = InvalidRecord(found[0].reason, pointer=pointer)
+            faulty[index] = InvalidRecord(entry.fault.reason, pointer=f"{pointer}/{index}")
+        elif found := problems(wrap(entry), schema):
+            inside = found[0].pointer.removeprefix(place)
+            faulty[index] = InvalidRecord(found[0].reason, pointer=f"{pointer}/{index}{inside}")
     return faulty
 
 

@@ -1,7 +1,7 @@
 """The progress of attempts: a header of a heartbeat record, and a member of an HTTP report.
 
-A header, because heartbeat processors of earlier versions reject a record whose value has an
-unknown member, and would expire its attempts. They ignore headers.
+A header, because a fault in it must not cost the attempts their heartbeat, as a fault in the value
+of the record would.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ def headers_of(reports: Mapping[AttemptId, Progress]) -> list[tuple[str, bytes]]
     return [(HEADER, orjson.dumps(wire))]
 
 
-def in_parts(
-    reports: Iterable[tuple[AttemptId, Progress]], most: int = REPORTS_PER_RECORD
-) -> list[dict[AttemptId, Progress]]:
+def in_parts(reports: Iterable[tuple[AttemptId, Progress]]) -> list[dict[AttemptId, Progress]]:
     """Reports in parts, each of which fits into one record."""
     entries = list(reports)
-    return [dict(entries[begin : begin + most]) for begin in range(0, len(entries), most)]
+    return [
+        dict(entries[begin : begin + REPORTS_PER_RECORD])
+        for begin in range(0, len(entries), REPORTS_PER_RECORD)
+    ]

@@ -135,30 +135,23 @@ class StageResult:
 
 def unwritable(result: StageResult, why: object) -> StageResult:
     """The permanent failure that takes the place of a result which cannot be written."""
-    return dataclasses.replace(
-        result,
-        outcome=Outcome.FAIL,
-        next_stage=None,
-        context=None,
-        terms=None,
-        delay_ms=None,
-        permanent=True,
-        error=Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {why}"),
-    )
+    error = Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {why}")
+    return _without_outcome(result, Outcome.FAIL, error)
 
 
 def handed_back(result: StageResult, why: str) -> StageResult:
     """The hand-back that takes the place of a result which cannot be stored; it is not charged."""
-    return dataclasses.replace(
-        result,
-        outcome=Outcome.RETRY,
-        next_stage=None,
-        context=None,
-        terms=None,
-        delay_ms=None,
-        permanent=False,
-        max_attempts=None,
-        error=Failure(kind=HANDED_BACK, message=why),
+    return _without_outcome(result, Outcome.RETRY, Failure(kind=HANDED_BACK, message=why))
+
+
+def _without_outcome(result: StageResult, outcome: Outcome, error: Failure) -> StageResult:
+    return StageResult(
+        fence=result.fence,
+        outcome=outcome,
+        permanent=outcome is Outcome.FAIL,
+        error=error,
+        started_ms=result.started_ms,
+        finished_ms=result.finished_ms,
     )
 
 

@@ -67,17 +67,6 @@ class Submission(TaskFields):
             callbacks=subscription.read(raw["callbacks"]) if "callbacks" in raw else None,
         )
 
-    def to_wire(self) -> dict[str, Any]:
-        """The JSON object that a producer sends, without the fields that have their default."""
-        wire: dict[str, Any] = {**self.wire_fields(), **self.context.to_wire()}
-        if self.priority is not Priority.MEDIUM:
-            wire["priority"] = self.priority.name
-        if self.run_at is not None:
-            wire["run_at"] = self.run_at.isoformat()
-        if self.callbacks is not None:
-            wire["callbacks"] = subscription.to_wire(self.callbacks)
-        return wire
-
 
 def _moment(text: str) -> datetime:
     try:

@@ -65,15 +65,7 @@ class TaskType:
     @property
     def policy(self) -> RetryPolicy:
         """The retry policy of its stages."""
-        return policy_of(
-            {
-                "max_attempts": self.max_attempts,
-                "retry_base_ms": self.retry_base_ms,
-                "retry_factor": self.retry_factor,
-                "retry_max_ms": self.retry_max_ms,
-                "retry_jitter": self.retry_jitter,
-            }
-        )
+        return policy_of(self._fields())
 
     @classmethod
     def from_wire(cls, raw: Mapping[str, Any]) -> TaskType:

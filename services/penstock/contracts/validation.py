@@ -19,15 +19,13 @@ _MASKED_VALUE = "the value"
 @cache
 def validator(name: str) -> jsonschema_rs.Draft202012Validator:
     """The compiled validator of `schemas/messages/<name>.schema.json`."""
-    schema = orjson.loads((schemas_folder() / "messages" / f"{name}.schema.json").read_bytes())
-    return jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    return _compiled(name, None)
 
 
 @cache
-def _masking_validator(name: str) -> jsonschema_rs.Draft202012Validator:
-    """The validator with messages that quote no value."""
+def _compiled(name: str, mask: str | None) -> jsonschema_rs.Draft202012Validator:
     schema = orjson.loads((schemas_folder() / "messages" / f"{name}.schema.json").read_bytes())
-    return jsonschema_rs.Draft202012Validator(schema, validate_formats=True, mask=_MASKED_VALUE)
+    return jsonschema_rs.Draft202012Validator(schema, validate_formats=True, mask=mask)
 
 
 def conform(document: Any, name: str) -> None:
@@ -54,7 +52,7 @@ def problems(document: Any, name: str) -> list[InvalidRecord]:
         errors = _intended(validator(name).iter_errors(document))
         # The same errors in the same order. Their messages quote no value, so answers and logs may
         # have them.
-        masked_errors = _intended(_masking_validator(name).iter_errors(document))
+        masked_errors = _intended(_compiled(name, _MASKED_VALUE).iter_errors(document))
     except ValueError as error:
         return [InvalidRecord(f"cannot be checked: {error}; flatten the document")]
     return [

@@ -117,8 +117,8 @@ class RunBuffer:
     def __init__(self, now_s: float) -> None:
         self._bucket = TokenBucket(LINES_PER_S, now_s, capacity_s=BURST_S, full=True)
         self._pending: deque[tuple[int, RawLine]] = deque()
-        # Lines dropped since the last one that was kept, by reason.
-        self._dropped: dict[str, Dropped] = {}
+        # Lines beyond the rate since the last one that was kept.
+        self._dropped = Dropped()
         self._head_left = HEAD_BYTES
         self._next = 0
         self._tail: deque[tuple[int, RawLine]] | None = None
@@ -128,7 +128,7 @@ class RunBuffer:
         self.size_bytes = 0
 
     def __bool__(self) -> bool:
-        return bool(self._pending or self._dropped)
+        return bool(self._pending or self._dropped.lines)
 
     def add(self, now_s: float, line: RawLine) -> None:
         """Adds a line, or counts it as dropped.
@@ -139,7 +139,7 @@ class RunBuffer:
         """
         size = len(line[3]) + LINE_OVERHEAD
         if not self._bucket.available(now_s):
-            self._drop("rate", 1, len(line[3]))
+            _count(self._dropped if self._tail is None else self._tail_dropped, line)
             return
         self._bucket.take()
         if self._tail is None and size > self._head_left:
@@ -147,7 +147,7 @@ class RunBuffer:
         if self._tail is not None:
             self._add_to_tail(line, size)
             return
-        if self._dropped:
+        if self._dropped.lines:
             self._mark(line[0])
         self._head_left -= size
         self._put(line, size)
@@ -159,7 +159,7 @@ class RunBuffer:
             max_bytes: of the lines; at least one is taken.
             now_ms: milliseconds since 1970, for a mark at the end.
         """
-        if self._dropped and not self._pending:
+        if self._dropped.lines and not self._pending:
             self._mark(now_ms)
         lines: list[RawLine] = []
         taken = 0
@@ -231,17 +231,9 @@ class RunBuffer:
             self.size_bytes -= size
             _count(self._tail_dropped, line)
 
-    def _drop(self, reason: str, lines: int, size_bytes: int) -> None:
-        dropped = (
-            self._tail_dropped if self._tail is not None else self._dropped.setdefault(reason, Dropped())
-        )
-        dropped.lines += lines
-        dropped.size_bytes += size_bytes
-
     def _mark(self, at_ms: int) -> None:
-        for reason, dropped in self._dropped.items():
-            self._put_mark(at_ms, reason, dropped)
-        self._dropped.clear()
+        self._put_mark(at_ms, "rate", self._dropped)
+        self._dropped = Dropped()
 
     def _put_mark(self, at_ms: int, reason: str, dropped: Dropped) -> None:
         line = mark(at_ms, reason, dropped)

@@ -233,13 +233,6 @@ def filter_hashes(task_id: int) -> tuple[int, ...]:
     return tuple((first + number * step) & 0x7FFFFFFF for number in range(_FILTER_HASHES))
 
 
-def may_have(filter_: bytes, task_id: int) -> bool:
-    """Whether a segment with this filter may have lines of a task."""
-    bits = len(filter_) * 8
-    found = (value % bits for value in filter_hashes(task_id))
-    return all(filter_[bit >> 3] & (1 << (bit & 7)) for bit in found)
-
-
 def _compressed(raw: bytes) -> bytes:
     deflator = zlib.compressobj(_LEVEL, wbits=_GZIP)
     return deflator.compress(raw) + deflator.flush()

@@ -176,7 +176,7 @@ class Batch:
             for read in definition.reads(name):
                 yield flow.id, read
         if flow.state.unfinished <= len(names):
-            for read in definition.output_reads:
+            for read in definition.reads(None):
                 yield flow.id, read
 
     async def load_nodes(self, keys: Iterable[NodeKey]) -> None:

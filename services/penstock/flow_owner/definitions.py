@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import orjson
 
-from penstock.cel import Expression, compile_expression
+from penstock.cel import Path, compile_expression
 from penstock.core.flow.plan import NodeKind, Plan
 from penstock.core.flow.repeated import RepeatedDecisions
 from penstock.errors import InvalidExpression, NotFound
+from penstock.flows.expressions import ITEM_VARIABLES, expressions_of
 from penstock.postgres.queries import query
 
 # Definitions that one process keeps. A thousand nodes take about a megabyte.
 _KEPT = 500
-
-FLOW_VARIABLES = frozenset({"inputs", "nodes", "flow"})
-ITEM_VARIABLES = FLOW_VARIABLES | {"item", "index"}
 
 
 class Definition:
@@ -35,6 +33,8 @@ class Definition:
         nodes: the nodes as written, by name.
         inputs: the declared inputs.
         output: the expression of the flow's output, if it has one.
+        listed_maps: the maps whose output, the list of their items' results, is read. That of other
+            maps is not collected: it may have 100,000 results.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -44,58 +44,28 @@ class Definition:
         self.nodes: Mapping[str, Mapping[str, Any]] = document["nodes"]
         self.inputs: Mapping[str, Mapping[str, Any]] = document.get("inputs", {})
         self.output: str | None = document.get("output")
-        self._reads = {name: frozenset(_read(_expressions(node))) for name, node in self.nodes.items()}
+        self._reads: dict[str | None, set[str]] = {}
+        listed: set[str] = set()
+        for place in expressions_of(document):
+            reads = self._reads.setdefault(place.node, set())
+            for path in _paths(place.text):
+                if path.names[0] == "nodes" and len(path.names) > 1:
+                    reads.add(path.names[1])
+                    if path.names[2:3] in ((), ("output",)):
+                        listed.add(path.names[1])
+        self.listed_maps = frozenset(name for name in listed if self.plan.nodes[name].kind is NodeKind.MAP)
 
-    def reads(self, name: str) -> frozenset[str]:
-        """The nodes that the expressions of a node read."""
-        return self._reads[name]
-
-    @cached_property
-    def output_reads(self) -> frozenset[str]:
-        """The nodes that the output of the flow reads."""
-        return frozenset(_read([self.output] if self.output else []))
-
-    @cached_property
-    def listed_maps(self) -> frozenset[str]:
-        """The maps whose output, the list of their items' results, is read.
-
-        That of other maps is not collected: it may have 100,000 results.
-        """
-        texts = [text for node in self.nodes.values() for text in _expressions(node)]
-        texts += [self.output] if self.output else []
-        found: set[str] = set()
-        for expression in _compiled(texts):
-            for path in expression.paths:
-                if path.names[0] == "nodes" and len(path.names) > 1 and path.names[2:3] in ((), ("output",)):
-                    found.add(path.names[1])
-        return frozenset(name for name in found if self.plan.nodes[name].kind is NodeKind.MAP)
+    def reads(self, name: str | None) -> AbstractSet[str]:
+        """The nodes that the expressions of a node read; those of the flow's output for None."""
+        return self._reads.get(name, frozenset())
 
 
-def _expressions(node: Mapping[str, Any]) -> Iterator[str]:
-    for part in (node, node.get("each", {})):
-        for field in ("input", "key", "until"):
-            if field in part:
-                yield part[field]
-    if node["kind"] == NodeKind.MAP:
-        yield node["items"]
-    for case in node.get("cases", ()):
-        yield case["when"]
-
-
-def _compiled(texts: Iterable[str]) -> Iterator[Expression]:
-    for text in texts:
-        try:
-            yield compile_expression(text, ITEM_VARIABLES)
-        except InvalidExpression:
-            # Its node fails when it is evaluated. A later release may refuse what this one stored.
-            continue
-
-
-def _read(texts: Iterable[str]) -> Iterator[str]:
-    for expression in _compiled(texts):
-        for path in expression.paths:
-            if path.names[0] == "nodes" and len(path.names) > 1:
-                yield path.names[1]
+def _paths(text: str) -> Sequence[Path]:
+    try:
+        return compile_expression(text, ITEM_VARIABLES).paths
+    except InvalidExpression:
+        # Its node fails when it is evaluated. A later release may refuse what this one stored.
+        return ()
 
 
 class Definitions:

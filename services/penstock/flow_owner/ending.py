@@ -134,7 +134,7 @@ async def _item_values(batch: Batch, flow: FlowRow, name: str, faults: list[str]
         # A child flow that ended in this transaction has its output in memory.
         await batch.write()
     items = batch.nodes[flow.id, name].state.items
-    values: list[Any] = [None] * ((items.total if items is not None else None) or 0)
+    values: list[Any] = [None] * (items.total if items is not None else 0)
     scope = batch.scope(flow)
     for record in await batch.connection.fetch(query(statement), flow.id, name):
         if record["state"] == "succeeded":
@@ -212,7 +212,7 @@ async def _woken_context(batch: Batch, flow: FlowRow) -> Context:
     else:
         items = state.items or Items()
         context["children"] = children = {
-            "total": items.total or 0,
+            "total": items.total,
             "succeeded": items.succeeded,
             "unsuccessful": items.unsuccessful,
             "results": _readable(scope, flow.output, faults),
@@ -230,7 +230,7 @@ async def _output(batch: Batch, flow: FlowRow) -> tuple[Context | None, str | No
     definition = batch.definition(flow)
     if definition.output is None:
         return None, None
-    await batch.load_nodes((flow.id, name) for name in definition.output_reads)
+    await batch.load_nodes((flow.id, name) for name in definition.reads(None))
     scope, namespace = batch.scope(flow), namespace_of(flow.name)
     try:
         output = scope.context(definition.output, namespace)

@@ -15,7 +15,7 @@ from penstock.contracts.context import ContentType, Context
 from penstock.core.flow.state import NodeStatus
 from penstock.errors import InvalidExpression, InvalidRecord
 from penstock.flow_owner.contents import Contents
-from penstock.flow_owner.definitions import FLOW_VARIABLES, ITEM_VARIABLES
+from penstock.flows.expressions import FLOW_VARIABLES, ITEM_VARIABLES
 from penstock.postgres.flows import NO_INPUTS, FlowRow, NodeRow
 
 _NOTHING: Any = object()

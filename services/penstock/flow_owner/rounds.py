@@ -20,7 +20,6 @@ from penstock.core.flow.messages import (
     Cancelled,
     CancelLive,
     CancelNode,
-    Claimed,
     Ended,
     EndFlow,
     ItemEnded,
@@ -40,7 +39,6 @@ from penstock.core.flow.messages import (
 from penstock.core.flow.state import (
     FINAL_NODES,
     FlowStatus,
-    ItemState,
     Limit,
     NodeStatus,
     Outcome,
@@ -148,14 +146,8 @@ async def _decide(batch: Batch, flow: FlowRow, messages: Sequence[Message]) -> N
     if any(isinstance(each, Recovered) for each in messages):
         await batch.write()
     nodes = {name: row.state for name, row in _loaded_nodes(batch, flow)}
-    items = {
-        # Each item ends once: its row of the inbox is deleted with this transaction.
-        (each.node, each.index): ItemState(nodes[each.node].generation)
-        for each in messages
-        if isinstance(each, ItemEnded)
-    }
     before = flow.state
-    decision = definition.decisions.decide(before, messages, batch.now, nodes=nodes, items=items)
+    decision = definition.decisions.decide(before, messages, batch.now, nodes=nodes)
     if decision.flow.generation > before.generation:
         await _keep_history(batch, flow, decision)
     await _merge(batch, flow, decision)
@@ -212,16 +204,7 @@ async def _act(batch: Batch, flow: FlowRow, action: Action) -> None:
         case CancelLive():
             await cancel(batch, flow, None)
         case SetLimit(node, generation, limit, at):
-            batch.limits.append(
-                NewLimit(
-                    root_id=flow.root_id,
-                    flow_id=flow.id,
-                    node=node or "",
-                    generation=generation,
-                    kind=limit.value,
-                    at=at,
-                )
-            )
+            batch.limits.append(NewLimit(flow, node or "", generation, limit.value, at))
         case Warn(node, _):
             report(batch, flow, "late", {"node": node} if node else {})
         case EndFlow():
@@ -392,7 +375,5 @@ async def _read_due(batch: Batch, due: Sequence[asyncpg.Record]) -> None:
             continue
         if record["kind"] == "timer":
             batch.add(flow_id, Ended(node, generation, Outcome.SUCCEEDED))
-            continue
-        if (flow_id, node, generation) in claimed:
-            batch.add(flow_id, Claimed(node, generation))
-        batch.add(flow_id, LimitReached(node or None, generation, Limit(record["kind"])))
+        elif record["kind"] != Limit.START_WITHIN or (flow_id, node, generation) not in claimed:
+            batch.add(flow_id, LimitReached(node or None, generation, Limit(record["kind"])))

@@ -6,6 +6,7 @@ An expression that fails, fails its node or item, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -122,10 +123,7 @@ def _task(
         priority=int(Priority[node.get("priority", Priority.MEDIUM.name)]),
         context=scope.context(node.get("input"), namespace_of(node["type"]), item),
         key=scope.key(node.get("key"), item),
-        traceparent=flow.traceparent,
-        flow_id=flow.id,
-        root_id=flow.root_id,
-        flow_priority=flow.priority,
+        flow=flow,
         node=name,
         generation=generation,
         item=item.index if item else None,
@@ -161,10 +159,7 @@ def _spawned(batch: Batch, flow: FlowRow, name: str, generation: int, item: Item
         priority=flow.priority if priority is None else int(Priority[priority]),
         context=scope.encoded(child.get("context"), namespace_of(type_name), ""),
         key=_text_of(item, "key"),
-        traceparent=flow.traceparent,
-        flow_id=flow.id,
-        root_id=flow.root_id,
-        flow_priority=flow.priority,
+        flow=flow,
         node=name,
         generation=generation,
         item=item.index,
@@ -199,7 +194,7 @@ async def _continue(batch: Batch, children: set[int], generation: int) -> None:
     for child_id in sorted(children):
         child = batch.loaded[child_id]
         assert child.parent is not None
-        child.parent = child.parent.in_generation(generation)
+        child.parent = replace(child.parent, generation=generation)
         next_generation = child.state.generation + 1
         detail = {"generation": next_generation, "in_place": True}
         note = NewNote(root_id=child.root_id, flow_id=child_id, kind="recover", detail=detail)
@@ -266,22 +261,12 @@ def _wait(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -
         event, key = _awaited_run(flow, node["flow"])
         batch.waiting_runs.add(flow.id)
     else:
-        # The definition was stored by an earlier release, or is that of a stage.
+        # A stage has named the event.
         if (problem := event_problem(flow.name, node["event"])) is not None:
             raise NotFound(problem)
         event, key = node["event"], batch.scope(flow).key(node.get("key")) or ""
         batch.waiting.add(flow.id)
-    batch.waits.append(
-        NewWait(
-            root_id=flow.root_id,
-            flow_id=flow.id,
-            node=action.node,
-            generation=action.generation,
-            namespace=namespace,
-            event=event,
-            key=key,
-        )
-    )
+    batch.waits.append(NewWait(flow, action.node, action.generation, namespace, event, key))
 
 
 def _awaited_run(flow: FlowRow, awaited: str) -> tuple[str, str]:
@@ -300,16 +285,7 @@ def _set_timer(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, An
         at = batch.scope(flow).moment(node["until"])
     else:
         at = batch.now + timedelta(seconds=node["delay_s"])
-    batch.limits.append(
-        NewLimit(
-            root_id=flow.root_id,
-            flow_id=flow.id,
-            node=action.node,
-            generation=action.generation,
-            kind="timer",
-            at=at,
-        )
-    )
+    batch.limits.append(NewLimit(flow, action.node, action.generation, "timer", at))
 
 
 def _list(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -> None:

@@ -16,8 +16,8 @@ NODE_FIELDS = ("output", "status", "case")
 # The fields of its flow that an expression can read.
 FLOW_FIELDS = ("id", "name", "version", "generation", "schedule", "tick")
 
-_VARIABLES = frozenset({"inputs", "nodes", "flow"})
-_ITEM_VARIABLES = _VARIABLES | {"item", "index"}
+FLOW_VARIABLES = frozenset({"inputs", "nodes", "flow"})
+ITEM_VARIABLES = FLOW_VARIABLES | {"item", "index"}
 
 # The types of values by field, as CEL names them. JSON is what contexts can have.
 _JSON = ("BOOL", "INT", "UINT", "DOUBLE", "STRING", "LIST", "MAP", "NULL", "TIMESTAMP")
@@ -80,7 +80,7 @@ def _types(node: Mapping[str, Any], field: str) -> tuple[str, ...]:
 def expression_faults(definition: Mapping[str, Any], graph: Graph) -> Iterator[Fault]:
     """Every fault of the expressions."""
     for place in expressions_of(definition):
-        variables = _ITEM_VARIABLES if place.is_item else _VARIABLES
+        variables = ITEM_VARIABLES if place.is_item else FLOW_VARIABLES
         try:
             expression = compile_expression(place.text, variables)
         except InvalidExpression as error:
@@ -100,14 +100,14 @@ def expression_faults(definition: Mapping[str, Any], graph: Graph) -> Iterator[F
 def literal_keys(text: str) -> frozenset[str] | None:
     """The names of an object that an expression writes out; None if it does not, or is faulty."""
     try:
-        return compile_expression(text, _ITEM_VARIABLES).keys
+        return compile_expression(text, ITEM_VARIABLES).keys
     except InvalidExpression:
         return None
 
 
 def _advice(reason: str, place: Place) -> str:
     if "undeclared reference" in reason:
-        names = sorted(_ITEM_VARIABLES if place.is_item else _VARIABLES)
+        names = sorted(ITEM_VARIABLES if place.is_item else FLOW_VARIABLES)
         return f"{reason}: expressions read {', '.join(names)}, and have the functions of CEL"
     return reason
 

@@ -170,9 +170,8 @@ class FlowCommandRoutes:
                 nodes=[flow["parent_node"]],
             )
         found = await flow_commands.recovery(self._pool, flow["id"], chosen, target)
-        for action in found.decision.actions:
-            if isinstance(action, Refuse):
-                raise _refused(flow, action, target)
+        if found.refusal is not None:
+            raise _refused(flow, found.refusal, target)
         return target, found
 
 

@@ -10,11 +10,14 @@ import asyncio
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock.errors import Throttled
 from penstock.http.problems import Problem
 from penstock.http.server import RETRY_AFTER_S, status_problem
+
+if TYPE_CHECKING:
+    from penstock.http.connections import Connection
 
 
 @dataclass(frozen=True)
@@ -68,36 +71,6 @@ class ConnectionCounts:
     ended: Counter[str] = field(default_factory=Counter)
 
 
-class Guarded(Protocol):
-    """A connection, as the guard sees it.
-
-    Attributes:
-        address: what connections are counted by.
-        held_bytes: bytes of its body in memory.
-    """
-
-    address: str
-    held_bytes: int
-
-    @property
-    def serves(self) -> bool:
-        """Whether a request is read and not answered."""
-        ...
-
-    @property
-    def reads_body(self) -> bool:
-        """Whether a part of a request's body has not come."""
-        ...
-
-    def end(self, reason: str, problem: Problem | None) -> None:
-        """Ends the connection for a reason, with an answer unless another has begun."""
-        ...
-
-    def end_if_overdue(self, now_s: float, elapsed_s: float) -> None:
-        """Ends the connection if its client is too slow."""
-        ...
-
-
 class ConnectionGuard:
     """The connections of one listener.
 
@@ -109,13 +82,13 @@ class ConnectionGuard:
     def __init__(self, limits: ConnectionLimits, counts: ConnectionCounts | None = None) -> None:
         self.limits = limits
         self.counts = counts or ConnectionCounts()
-        self._open: set[Guarded] = set()
+        self._open: set[Connection] = set()
         self._by_address: Counter[str] = Counter()
         # The connections whose request is not read, by the time since when; and the same by
         # address. Those with a body may have read it meanwhile.
-        self._waiting: OrderedDict[Guarded, None] = OrderedDict()
-        self._waiting_by_address: dict[str, OrderedDict[Guarded, None]] = {}
-        self._held_bytes = 0
+        self._waiting: OrderedDict[Connection, None] = OrderedDict()
+        self._waiting_by_address: dict[str, OrderedDict[Connection, None]] = {}
+        self._buffered_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -132,7 +105,7 @@ class ConnectionGuard:
         if self._timer is not None:
             self._timer.cancel()
 
-    def admit(self, connection: Guarded) -> Problem | None:
+    def admit(self, connection: Connection) -> Problem | None:
         """Counts a new connection, or returns why it is refused."""
         limits, address = self.limits, connection.address
         if self._by_address[address] >= limits.by_address:
@@ -155,14 +128,14 @@ class ConnectionGuard:
         self.wait(connection)
         return None
 
-    def wait(self, connection: Guarded) -> None:
+    def wait(self, connection: Connection) -> None:
         """Notes that a connection waits for its next request."""
         self.serve(connection)
         if connection in self._open:
             self._waiting[connection] = None
             self._waiting_by_address.setdefault(connection.address, OrderedDict())[connection] = None
 
-    def serve(self, connection: Guarded) -> None:
+    def serve(self, connection: Connection) -> None:
         """Notes that the request of a connection is read."""
         self._waiting.pop(connection, None)
         of_address = self._waiting_by_address.get(connection.address)
@@ -171,7 +144,7 @@ class ConnectionGuard:
             if not of_address:
                 del self._waiting_by_address[connection.address]
 
-    def remove(self, connection: Guarded) -> None:
+    def remove(self, connection: Connection) -> None:
         """Forgets a connection that ends."""
         if connection in self._open:
             self._open.remove(connection)
@@ -183,18 +156,18 @@ class ConnectionGuard:
         # Also of one that was removed before: its handler may have read a part that was there.
         self.release(connection)
 
-    def hold(self, connection: Guarded, size_bytes: int) -> None:
+    def buffer(self, connection: Connection, size_bytes: int) -> None:
         """Counts bytes of a body. Beyond the limit, the largest body that is being read gives way.
 
         Raises:
             Throttled: the largest is this one.
         """
-        connection.held_bytes += size_bytes
-        self._held_bytes += size_bytes
-        while self._held_bytes > self.limits.body_bytes:
+        connection.buffered_bytes += size_bytes
+        self._buffered_bytes += size_bytes
+        while self._buffered_bytes > self.limits.body_bytes:
             largest = max(
                 (other for other in self._open if other is connection or other.reads_body),
-                key=lambda other: other.held_bytes,
+                key=lambda other: other.buffered_bytes,
                 default=connection,
             )
             self.release(largest)
@@ -203,12 +176,12 @@ class ConnectionGuard:
                 raise Throttled(reason, retry_after_s=RETRY_AFTER_S)
             largest.end("bodies", status_problem(HTTPStatus.TOO_MANY_REQUESTS, reason, ""))
 
-    def release(self, connection: Guarded) -> None:
+    def release(self, connection: Connection) -> None:
         """Forgets the bytes of a body."""
-        self._held_bytes -= connection.held_bytes
-        connection.held_bytes = 0
+        self._buffered_bytes -= connection.buffered_bytes
+        connection.buffered_bytes = 0
 
-    def _longest_waiting(self, waiting: OrderedDict[Guarded, None] | None) -> Guarded | None:
+    def _longest_waiting(self, waiting: OrderedDict[Connection, None] | None) -> Connection | None:
         while waiting:
             connection = next(iter(waiting))
             if not connection.serves:

@@ -6,20 +6,20 @@ data after kill -9.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
-import signal
 import subprocess
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from penstock.errors import CannotStart, KafkaUnavailable
 from penstock.kafka.client.health import wait_kafka
 from penstock.local.jars import Progress, class_path, java
 from penstock.local.ports import LOOPBACK, answers, choose_port
+from penstock.local.server import EmbeddedServer
 from penstock.local.supervisor import Program, Supervisor
 from penstock.settings import Kafka
 
@@ -118,7 +118,7 @@ def make_cluster_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
 
 
-class EmbeddedKafka:
+class EmbeddedKafka(EmbeddedServer):
     """The broker of one data directory.
 
     Args:
@@ -138,13 +138,8 @@ class EmbeddedKafka:
         order: int = 9,
         node: Node = SINGLE_NODE,
     ) -> None:
-        self._supervisor = supervisor
-        self._directory = directory.absolute()
-        self._preferred = port
-        self._order = order
+        super().__init__(supervisor, directory, node.name, "Kafka", port=port, order=order)
         self._node = node
-        self._program: Program | None = None
-        self.port = 0
         # Ports of `Node.listeners`, by listener name.
         self.ports: dict[str, int] = {}
 
@@ -166,46 +161,18 @@ class EmbeddedKafka:
             CannotStart: a package is missing, or the broker does not start; the message has its
                 last log lines.
         """
-        if self._program is None:
-            self._program = await asyncio.to_thread(self._prepare, progress)
-        self._supervisor.start(self._program)
-        await self._wait(timeout_s, most_exits=0)
+        await self._start(partial(self._prepare, progress), timeout_s)
 
-    async def wait_ready(self, *, timeout_s: float = 60.0) -> None:
-        """Waits until the broker answers, across restarts.
-
-        Raises:
-            CannotStart: the broker does not answer within `timeout_s` seconds.
-        """
-        await self._wait(timeout_s, most_exits=None)
-
-    async def _wait(self, timeout_s: float, *, most_exits: int | None) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_s
+    async def _wait(self, timeout_s: float, *, starts: bool) -> None:
         # A plain connection first: the client library logs an error for every failed attempt.
-        while not answers(self.port):
-            if most_exits is not None and self._supervisor.exits(self._node.name) > most_exits:
-                raise CannotStart(
-                    f"Kafka does not start; its last log lines:\n{self._supervisor.tail(self._node.name)}"
-                )
-            if asyncio.get_running_loop().time() > deadline:
-                raise CannotStart(
-                    f"Kafka does not listen after {timeout_s:.0f} s; its last log lines:\n{self._supervisor.tail(self._node.name)}"
-                )
-            await asyncio.sleep(0.05)
+        await super()._wait(timeout_s, starts=starts)
         try:
             await wait_kafka(Kafka(kafka=self.servers), timeout_s=timeout_s)
         except KafkaUnavailable as error:
-            raise CannotStart(
-                f"{error}; its last log lines:\n{self._supervisor.tail(self._node.name)}"
-            ) from error
+            raise CannotStart(f"{error}; its last log lines:\n{self._supervisor.tail(self._name)}") from error
 
-    async def stop(self) -> None:
-        """Shuts the broker down; `start` restarts it on the same port."""
-        await asyncio.to_thread(self._supervisor.stop, self._node.name)
-
-    def kill(self, signal_number: int = signal.SIGKILL) -> None:
-        """Sends a signal to the broker; the supervisor restarts a broker that ends."""
-        self._supervisor.kill(self._node.name, signal_number)
+    def _serves(self) -> bool:
+        return answers(self.port)
 
     def _prepare(self, progress: Progress) -> Program:
         runtime, jars = java(), os.pathsep.join(str(jar) for jar in class_path(progress))

@@ -1,7 +1,7 @@
 """A cluster of three Kafka brokers on loopback, for tests and benchmarks of broker failures.
 
     async with three_brokers(supervisor, folder) as cluster:
-        ...  # cluster.servers, cluster.kill(2)
+        ...  # cluster.servers, cluster.brokers[2].kill()
 
 Topics have three replicas by default and a record is acknowledged when two have it, so any one
 broker may fail.
@@ -10,7 +10,6 @@ broker may fail.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +20,8 @@ from penstock.local.supervisor import Supervisor
 
 # Small: three brokers share one machine.
 HEAP_MB = 256
-# Short, because the last brokers would wait for a quorum that no longer exists. A kill loses no
-# data.
+# A shutdown has little time, because the last brokers would wait for a quorum that no longer
+# exists. A kill loses no data.
 GRACE_S = 2.0
 NUMBERS = (1, 2, 3)
 
@@ -41,18 +40,6 @@ class Cluster:
     def servers(self) -> str:
         """Bootstrap servers: every broker, since any one may be down."""
         return ",".join(broker.servers for broker in self.brokers.values())
-
-    def kill(self, number: int, signal_number: int = signal.SIGKILL) -> None:
-        """Sends a signal to one broker; the supervisor restarts a broker that ends."""
-        self.brokers[number].kill(signal_number)
-
-    async def stop(self, number: int) -> None:
-        """Shuts one broker down within `GRACE_S` seconds; it stays down until `start`."""
-        await self.brokers[number].stop()
-
-    async def start(self, number: int) -> None:
-        """Starts a stopped broker on its old ports and data."""
-        await self.brokers[number].start()
 
 
 def name_of(number: int) -> str:

@@ -27,6 +27,7 @@ from penstock.errors import CannotStart
 from penstock.local.jars import MISSING_EXTRA
 from penstock.local.orphans import end_process
 from penstock.local.ports import LOOPBACK, choose_port
+from penstock.local.server import EmbeddedServer
 from penstock.local.supervisor import Program, Supervisor, identity
 
 NAME = "postgres"
@@ -54,7 +55,7 @@ _SETTINGS = {
 }
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(EmbeddedServer):
     """The server of one data directory.
 
     Args:
@@ -65,14 +66,9 @@ class EmbeddedPostgres:
     """
 
     def __init__(self, supervisor: Supervisor, directory: Path, *, port: int = 0, order: int = 9) -> None:
-        self._supervisor = supervisor
-        self._directory = directory.absolute()
+        super().__init__(supervisor, directory, NAME, "PostgreSQL", port=port, order=order)
         self._data = self._directory / "data"
-        self._preferred = port
-        self._order = order
-        self._program: Program | None = None
         self._password = ""
-        self.port = 0
 
     @property
     def password_file(self) -> Path:
@@ -96,50 +92,19 @@ class EmbeddedPostgres:
             CannotStart: a package is missing, or the server does not start; the message has its
                 last log lines.
         """
-        if self._program is None:
-            self._program = await asyncio.to_thread(self._prepare)
         await asyncio.to_thread(self._end_orphan)
-        self._supervisor.start(self._program)
-        await self._wait(timeout_s, most_exits=0)
-
-    async def wait_ready(self, *, timeout_s: float = 60.0) -> None:
-        """Waits until the server accepts connections, across restarts.
-
-        Raises:
-            CannotStart: the server does not accept connections within `timeout_s` seconds.
-        """
-        await self._wait(timeout_s, most_exits=None)
-
-    async def stop(self) -> None:
-        """Shuts the server down and ends its connections; `start` restarts it on the same port."""
-        await asyncio.to_thread(self._supervisor.stop, NAME)
-
-    def kill(self, signal_number: int = signal.SIGKILL) -> None:
-        """Sends a signal to the server; the supervisor restarts a server that ends."""
-        self._supervisor.kill(NAME, signal_number)
-
-    async def _wait(self, timeout_s: float, *, most_exits: int | None) -> None:
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while not self._serves():
-            tail = self._supervisor.tail(NAME)
-            # A killed server may have children left for a moment. It then refuses to start, and the
-            # supervisor retries.
-            if (
-                most_exits is not None
-                and self._supervisor.exits(NAME) > most_exits + ("shared memory" in tail) * 20
-            ):
-                raise CannotStart(f"PostgreSQL does not start; its last log lines:\n{tail}")
-            if asyncio.get_running_loop().time() > deadline:
-                raise CannotStart(
-                    f"PostgreSQL does not serve after {timeout_s:.0f} s; its last log lines:\n{tail}"
-                )
-            await asyncio.sleep(0.05)
+        await self._start(self._prepare, timeout_s)
 
     def _serves(self) -> bool:
         """Whether the lock file has the current process and, in its eighth line, "ready"."""
         lines = self._lock_lines()
         pid = self._supervisor.processes().get(NAME)
         return len(lines) > 7 and lines[0] == str(pid) and lines[7].strip() == "ready"
+
+    def _tolerated_exits(self, tail: str) -> int:
+        # A killed server may have children left for a moment. It then refuses to start, and the
+        # supervisor retries.
+        return 20 if "shared memory" in tail else 0
 
     def _lock_lines(self) -> list[str]:
         try:

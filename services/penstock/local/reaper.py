@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -29,8 +30,6 @@ class Reaper:
     """The deployment's side: starts the reaper process and registers programs with it."""
 
     def __init__(self) -> None:
-        # Lines of the registered programs, by process id.
-        self._registered: dict[int, str] = {}
         # Several threads register programs, and their lines must not mix.
         self._lock = threading.Lock()
         self._process = self._start()
@@ -55,15 +54,11 @@ class Reaper:
 
     def add(self, pid: int, *, order: int, stop_signal: int, grace_s: float) -> None:
         """Registers process group `pid`; groups with the lowest `order` are stopped first."""
-        with self._lock:
-            self._registered[pid] = f"add {pid} {order} {int(stop_signal)} {grace_s}\n"
-            self._send(self._registered[pid])
+        self._send(f"add {pid} {order} {int(stop_signal)} {grace_s}\n")
 
     def remove(self, pid: int) -> None:
         """Removes process group `pid`, which has ended: its id may be reused."""
-        with self._lock:
-            if self._registered.pop(pid, None):
-                self._send(f"remove {pid}\n")
+        self._send(f"remove {pid}\n")
 
     def close(self) -> None:
         """Ends the reaper, which first stops the programs that are still registered."""
@@ -72,19 +67,10 @@ class Reaper:
         self._process.wait()
 
     def _send(self, line: str) -> None:
-        try:
-            self._write(line)
-        except BrokenPipeError:
-            # The reaper was killed: start another one and register every program again.
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            self._process.wait()
-            self._process = self._start()
-            self._write("".join(self._registered.values()))
-
-    def _write(self, text: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(text.encode())
+        # Without its reaper the deployment goes on; the next one ends what is left (`orphans`).
+        with self._lock, suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode())
 
 
 def main() -> None:

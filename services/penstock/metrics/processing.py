@@ -3,46 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from penstock import metrics
 from penstock.metrics import Sample
 
-
-class ProcessorMetrics(Protocol):
-    """The numbers of a processor. A protocol, because adapters do not import each other."""
-
-    @property
-    def in_flight(self) -> int:
-        """Records fetched and not acknowledged."""
-
-    @property
-    def generations(self) -> int:
-        """Generations of its consumer group that it has joined."""
-
-    @property
-    def lag(self) -> Mapping[str, int]:
-        """Records not fetched yet at the last measurement, by topic."""
-
-    @property
-    def rejected(self) -> Mapping[str, int]:
-        """Records, or parts of records, that were rejected, by topic."""
-
-    @property
-    def positions_moved(self) -> Mapping[tuple[str, str], int]:
-        """Stored positions that did not fit their topic, by topic and reason."""
-
-    @property
-    def records_deleted(self) -> Mapping[str, int]:
-        """Records that were deleted before they were read, by topic."""
-
-    @property
-    def records_refused(self) -> Mapping[tuple[str, str], int]:
-        """Records of this process that Kafka has refused, by topic and reason."""
-
-    @property
-    def waits(self) -> int:
-        """Times that records waited for Kafka or PostgreSQL."""
+if TYPE_CHECKING:
+    from penstock.kafka.processing.metrics import ProcessorMetrics
 
 
 def position_samples(moved: Mapping[tuple[str, str], int], deleted: Mapping[str, int]) -> Iterator[Sample]:

@@ -11,7 +11,8 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from penstock.contracts.context import (
     ObjectRef,
     too_deep,
 )
-from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.errors import CorruptObject, InvalidRecord, ObjectsUnavailable, SettingsError, TooLarge
 
 _REMEDY = (
@@ -124,10 +124,8 @@ class ObjectStore:
         ref = ObjectRef.of(context.data, namespace)
         # Without the check, the library would create a folder where another one was mounted.
         self._require_folder()
-        try:
+        with self._failing(f"does not store {len(context.data):,} bytes"):
             await obstore.put_async(self._store, ref.key, context.data)
-        except (BaseError, OSError) as error:
-            raise self._unavailable(f"does not store {len(context.data):,} bytes", error) from error
         return Context(context.content_type, ref=ref)
 
     async def check_out(self, context: Context, namespace: str, *, limit_bytes: int | None = None) -> Context:
@@ -138,7 +136,7 @@ class ObjectStore:
 
         Args:
             context: inline, or a reference.
-            namespace: of the task. Objects of earlier releases have the keys of the default one.
+            namespace: of the task.
             limit_bytes: the largest object that this process holds in memory; None is any.
 
         Raises:
@@ -152,8 +150,7 @@ class ObjectStore:
             return context
         try:
             ref.require_own_key()
-            if ref.namespace != DEFAULT_NAMESPACE:
-                ref.require_namespace(namespace)
+            ref.require_namespace(namespace)
         except InvalidRecord as fault:
             raise CorruptObject(fault.reason) from fault
         if limit_bytes is not None and ref.size > limit_bytes:
@@ -204,15 +201,12 @@ class ObjectStore:
         self._require_folder()
         try:
             async with asyncio.timeout(PROBE_S):
-                await obstore.put_async(self._store, self._probe_key(), _PROBE)
+                with self._failing("cannot be written"):
+                    await obstore.put_async(self._store, self._probe_key(), _PROBE)
         except TimeoutError as error:
             raise ObjectsUnavailable(
                 f"the object store {self._name} does not answer within {PROBE_S:g} s"
             ) from error
-        except (BaseError, OSError) as error:
-            if _NO_BUCKET in str(error):
-                raise self._unavailable("has no such bucket", error) from error
-            raise self._unavailable("cannot be written", error) from error
 
     def _probe_key(self) -> str:
         """The key of the probe: a context's, as far as rights and deletion by age go.
@@ -224,7 +218,17 @@ class ObjectStore:
             return _PROBE_NAME
         return f"{CONTEXTS_PREFIX}{_PROBE_NAME}"
 
+    @contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Raises an error of the library in the block as `ObjectsUnavailable`."""
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            raise self._unavailable(what, error) from error
+
     def _unavailable(self, what: str, error: Exception) -> ObjectsUnavailable:
+        if _NO_BUCKET in str(error):
+            what = "has no such bucket"
         return ObjectsUnavailable(f"the object store {self._name} {what}: {_reason(error)}")
 
     def _require_folder(self, part: str = "") -> None:
@@ -243,12 +247,10 @@ class ObjectStore:
             ObjectsUnavailable: the object is not stored.
             Exception: any exception of `chunks`.
         """
-        try:
+        with self._failing(f"does not store {object_key}"):
             await obstore.put_async(
                 self._store, object_key, chunks, chunk_size=_CHUNK_BYTES, max_concurrency=_CONCURRENT_PARTS
             )
-        except (BaseError, OSError) as error:
-            raise self._unavailable(f"does not store {object_key}", error) from error
 
     async def chunks(self, object_key: str) -> AsyncIterator[bytes]:
         """Reads an object in chunks.
@@ -257,14 +259,13 @@ class ObjectStore:
             CorruptObject: the object does not exist.
             ObjectsUnavailable: the store does not answer.
         """
-        try:
-            response = await obstore.get_async(self._store, object_key)
-            async for chunk in response.stream(min_chunk_size=_READ_BYTES):
-                yield bytes(chunk)
-        except FileNotFoundError as error:
-            raise CorruptObject(f"object {object_key} is not in the store") from error
-        except (BaseError, OSError) as error:
-            raise self._unavailable(f"does not return {object_key}", error) from error
+        with self._failing(f"does not return {object_key}"):
+            try:
+                response = await obstore.get_async(self._store, object_key)
+                async for chunk in response.stream(min_chunk_size=_READ_BYTES):
+                    yield bytes(chunk)
+            except FileNotFoundError as error:
+                raise CorruptObject(f"object {object_key} is not in the store") from error
 
     async def put(self, object_key: str, data: bytes) -> None:
         """Stores an object.
@@ -273,10 +274,8 @@ class ObjectStore:
             ObjectsUnavailable: it is not stored.
         """
         self._require_folder()
-        try:
+        with self._failing(f"does not store {object_key}"):
             await obstore.put_async(self._store, object_key, data)
-        except (BaseError, OSError) as error:
-            raise self._unavailable(f"does not store {object_key}", error) from error
 
     async def range(self, object_key: str, begin: int, length: int) -> bytes:
         """The bytes of an object from `begin` on.
@@ -285,13 +284,12 @@ class ObjectStore:
             CorruptObject: the object does not exist, or is shorter.
             ObjectsUnavailable: the store does not answer.
         """
-        try:
-            data = await obstore.get_range_async(self._store, object_key, start=begin, length=length)
-        except FileNotFoundError as error:
-            self._require_folder()
-            raise CorruptObject(f"object {object_key} is not in the store") from error
-        except (BaseError, OSError) as error:
-            raise self._unavailable(f"does not return {object_key}", error) from error
+        with self._failing(f"does not return {object_key}"):
+            try:
+                data = await obstore.get_range_async(self._store, object_key, start=begin, length=length)
+            except FileNotFoundError as error:
+                self._require_folder()
+                raise CorruptObject(f"object {object_key} is not in the store") from error
         if len(data) != length:
             raise CorruptObject(f"object {object_key} ends before byte {begin + length:,}")
         return bytes(data)
@@ -304,12 +302,8 @@ class ObjectStore:
         """
         self._require_folder()
         for object_key in object_keys:
-            try:
+            with self._failing(f"does not delete {object_key}"), suppress(FileNotFoundError):
                 await obstore.delete_async(self._store, object_key)
-            except FileNotFoundError:
-                continue
-            except (BaseError, OSError) as error:
-                raise self._unavailable(f"does not delete {object_key}", error) from error
 
     async def folders(self, prefix: str) -> list[str]:
         """The folders directly below a prefix, as prefixes without a slash at the end.
@@ -318,10 +312,8 @@ class ObjectStore:
             ObjectsUnavailable: the store does not answer.
         """
         self._require_folder()
-        try:
+        with self._failing(f"does not list {prefix}"):
             found = await obstore.list_with_delimiter_async(self._store, prefix)
-        except (BaseError, OSError) as error:
-            raise self._unavailable(f"does not list {prefix}", error) from error
         return [str(each).rstrip("/") for each in found["common_prefixes"]]
 
     async def pages(self, prefix: str) -> AsyncIterator[list[tuple[str, datetime]]]:
@@ -331,11 +323,9 @@ class ObjectStore:
             ObjectsUnavailable: the store does not answer.
         """
         self._require_folder()
-        try:
+        with self._failing(f"does not list {prefix}"):
             async for page in obstore.list(self._store, prefix):
                 yield [(str(each["path"]), each["last_modified"]) for each in page]
-        except (BaseError, OSError) as error:
-            raise self._unavailable(f"does not list {prefix}", error) from error
 
     async def size_of(self, object_key: str) -> int | None:
         """Returns the size of an object in bytes; None when it does not exist.
@@ -343,12 +333,9 @@ class ObjectStore:
         Raises:
             ObjectsUnavailable: the store does not answer.
         """
-        try:
+        with self._failing(f"does not tell the size of {object_key}"), suppress(FileNotFoundError):
             return int((await obstore.head_async(self._store, object_key))["size"])
-        except FileNotFoundError:
-            return None
-        except (BaseError, OSError) as error:
-            raise self._unavailable(f"does not tell the size of {object_key}", error) from error
+        return None
 
 
 def _reason(error: Exception) -> str:

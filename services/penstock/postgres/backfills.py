@@ -15,6 +15,7 @@ import asyncpg
 
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
+from penstock.postgres.statements import execute, fetch, fetchrow, fetchval
 
 STATES = ("running", "done", "stopped", "failed")
 
@@ -38,20 +39,20 @@ async def create(
     Raises:
         PostgresUnavailable: the row may be inserted or not.
     """
-    with translated():
-        row: asyncpg.Record = await connection.fetchrow(
-            query("backfills.create"),
-            schedule,
-            since,
-            until,
-            rate,
-            max_running,
-            rerun,
-            position,
-            total,
-            asked_by,
-            actor,
-        )
+    row: asyncpg.Record = await fetchrow(
+        connection,
+        "backfills.create",
+        schedule,
+        since,
+        until,
+        rate,
+        max_running,
+        rerun,
+        position,
+        total,
+        asked_by,
+        actor,
+    )
     return row
 
 
@@ -61,8 +62,7 @@ async def get(executor: Any, backfill_id: int) -> asyncpg.Record | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row: asyncpg.Record | None = await executor.fetchrow(query("backfills.get"), backfill_id)
+    row: asyncpg.Record | None = await fetchrow(executor, "backfills.get", backfill_id)
     return row
 
 
@@ -80,11 +80,7 @@ async def find(
         PostgresUnavailable: the database is unavailable.
     """
     visible = None if namespaces is None else sorted(namespaces)
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("backfills.list"), schedule, visible, before, limit
-        )
-    return rows
+    return await fetch(executor, "backfills.list", schedule, visible, before, limit)
 
 
 async def counts(executor: Any, backfill_ids: Sequence[int]) -> dict[int, dict[str, int]]:
@@ -129,8 +125,7 @@ async def claim(connection: Any, ended: Collection[str]) -> asyncpg.Record | Non
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row: asyncpg.Record | None = await connection.fetchrow(query("backfills.claim"), list(ended))
+    row: asyncpg.Record | None = await fetchrow(connection, "backfills.claim", list(ended))
     return row
 
 
@@ -140,8 +135,7 @@ async def running(connection: Any, backfill_id: int) -> int:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        flows: int = await connection.fetchval(query("backfills.running"), backfill_id)
+    flows: int = await fetchval(connection, "backfills.running", backfill_id)
     return flows
 
 
@@ -151,8 +145,7 @@ async def flows_of_ticks(connection: Any, schedule: str, ticks: Sequence[datetim
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows = await connection.fetch(query("backfills.flows_of_ticks"), schedule, list(ticks))
+    rows = await fetch(connection, "backfills.flows_of_ticks", schedule, list(ticks))
     return {row["tick"]: row["id"] for row in rows}
 
 
@@ -183,10 +176,9 @@ async def advance(
     Raises:
         PostgresUnavailable: nothing is written.
     """
-    with translated():
-        await connection.execute(
-            query("backfills.advance"), backfill_id, position, started, already_run, refused, wait_s, ended
-        )
+    await execute(
+        connection, "backfills.advance", backfill_id, position, started, already_run, refused, wait_s, ended
+    )
 
 
 async def fail(executor: Any, backfill_id: int, error: str) -> None:
@@ -195,5 +187,4 @@ async def fail(executor: Any, backfill_id: int, error: str) -> None:
     Raises:
         PostgresUnavailable: the backfill may still run.
     """
-    with translated():
-        await executor.execute(query("backfills.fail"), backfill_id, error)
+    await execute(executor, "backfills.fail", backfill_id, error)

@@ -10,13 +10,13 @@ import asyncpg
 import orjson
 
 from penstock.core.flow.change import change
-from penstock.core.flow.decide import Decision, decide
+from penstock.core.flow.decide import decide
 from penstock.core.flow.messages import Recovered, Refuse
 from penstock.core.flow.plan import Plan
 from penstock.core.flow.state import FINAL_NODES, UNSUCCESSFUL_NODES, FlowStatus, NodeState
 from penstock.postgres import flow_views, flows
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.statements import fetch
 
 
 class Target(NamedTuple):
@@ -50,10 +50,9 @@ async def command(
     Raises:
         PostgresUnavailable: the command may be sent or not; repeating it has no further effect.
     """
-    with translated():
-        rows = await executor.fetch(
-            query("flow_commands.command"), list(flow_ids), kind, orjson.dumps(recovery or {}).decode()
-        )
+    rows = await fetch(
+        executor, "flow_commands.command", list(flow_ids), kind, orjson.dumps(recovery or {}).decode()
+    )
     return [row["id"] for row in rows]
 
 
@@ -61,12 +60,12 @@ class Recovery(NamedTuple):
     """A recovery that has not happened.
 
     Attributes:
-        decision: the changes, or a refusal among the actions.
+        refusal: why it has no effect; None if it has one.
         nodes: the nodes that would run again.
         generation: the generation that would begin.
     """
 
-    decision: Decision
+    refusal: Refuse | None
     nodes: list[str]
     generation: int
 
@@ -102,14 +101,14 @@ async def recovery(
         plan = Plan.from_wire(target.definition)
         moved = change(definition, target.definition, plan, state, before, command.nodes)
         if isinstance(moved, Refuse):
-            return Recovery(Decision.refused(state, moved), [], generation)
+            return Recovery(moved, [], generation)
         state, before, command = moved.flow, moved.nodes, replace(command, fresh=moved.fresh)
     decision = decide(plan, state, [command], flow["now"], nodes=before)
-    if any(isinstance(action, Refuse) for action in decision.actions):
-        return Recovery(decision, [], generation)
+    if refusals := [action for action in decision.actions if isinstance(action, Refuse)]:
+        return Recovery(refusals[0], [], generation)
     chosen = command.nodes or {name for name, node in before.items() if node.status in UNSUCCESSFUL_NODES}
     if state.status is not FlowStatus.RUNNING:
         # Those that a cancellation, or a failure, kept from starting.
         chosen |= {name for name, node in before.items() if node.status not in FINAL_NODES}
     again = chosen | plan.descendants(frozenset(chosen))
-    return Recovery(decision, [name for name in plan.nodes if name in again], generation)
+    return Recovery(None, [name for name in plan.nodes if name in again], generation)

@@ -15,6 +15,7 @@ from penstock.core.flow.outline import Outline, Reference, is_same
 from penstock.errors import Conflict, NotFound, TooLarge
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
+from penstock.postgres.statements import execute, fetch, fetchrow
 
 # The most definitions below one. Reading them takes time and memory.
 MAX_BELOW = 1_000
@@ -64,8 +65,7 @@ async def insert(
     """
     name, version = definition["flow"], int(definition["version"])
     text = orjson.dumps({**definition, "version": version}).decode()
-    with translated():
-        row = await executor.fetchrow(query("flow_definitions.insert"), name, version, text, actor)
+    row = await fetchrow(executor, "flow_definitions.insert", name, version, text, actor)
     if row is not None:
         return _stored(row), True
     existing = await find(executor, name, version)
@@ -93,8 +93,7 @@ async def lock(connection: Any) -> None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        await connection.execute(query("flow_definitions.lock"))
+    await execute(connection, "flow_definitions.lock")
 
 
 async def find(executor: Any, name: str, version: int | None) -> StoredDefinition | None:
@@ -144,11 +143,7 @@ async def versions(
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("flow_definitions.versions"), name, below, limit
-        )
-    return rows
+    return await fetch(executor, "flow_definitions.versions", name, below, limit)
 
 
 async def names(
@@ -165,16 +160,13 @@ async def names(
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("flow_definitions.names"), after, None if namespaces is None else list(namespaces), limit
-        )
-    return rows
+    return await fetch(
+        executor, "flow_definitions.names", after, None if namespaces is None else list(namespaces), limit
+    )
 
 
 async def _newest(executor: Any, wanted: Iterable[str]) -> dict[str, int]:
-    with translated():
-        rows = await executor.fetch(query("flow_definitions.newest"), list(wanted))
+    rows = await fetch(executor, "flow_definitions.newest", list(wanted))
     return {row["name"]: row["version"] for row in rows}
 
 
@@ -310,8 +302,7 @@ class DefinitionCache:
                 missing.append(key)
         if missing:
             names_, versions_ = zip(*missing, strict=True)
-            with translated():
-                rows = await executor.fetch(query("flow_definitions.many"), list(names_), list(versions_))
+            rows = await fetch(executor, "flow_definitions.many", list(names_), list(versions_))
             for row in rows:
                 outline = Outline.of(orjson.loads(row["definition"]))
                 found[outline.name, outline.version] = outline

@@ -13,7 +13,8 @@ from penstock.contracts.context import ContentType, Context
 from penstock.core.flow.state import NodeStatus
 from penstock.core.task import Priority
 from penstock.postgres import tasks
-from penstock.postgres.flow_views import is_archived, items_of
+from penstock.postgres.flow_views import is_archived
+from penstock.postgres.flows import items_of
 
 Row: TypeAlias = Mapping[str, Any] | asyncpg.Record
 

@@ -14,8 +14,8 @@ from penstock.core.flow.why import COUNTED, FlowFacts, NodeFacts
 from penstock.core.task import FINAL, State
 from penstock.postgres import flow_history
 from penstock.postgres.connection import translated
-from penstock.postgres.flow_views import Row, get, items_of
-from penstock.postgres.flows import SHARDS
+from penstock.postgres.flow_views import Row, get
+from penstock.postgres.flows import SHARDS, items_of
 from penstock.postgres.queries import query
 
 # Children of a map that are examined from each end for the one that blocks.

@@ -31,6 +31,7 @@ from penstock.postgres.operations import (
     is_running,
 )
 from penstock.postgres.queries import query
+from penstock.postgres.statements import fetch
 
 # The start that repeats a flow; None leaves the flow out. The arguments are its row and `same` or
 # `latest`.
@@ -69,28 +70,28 @@ async def find_matching(
         source = "running"
     elif filters.schedule is not None:
         source = "schedule"
-    with translated():
-        [summary, *rows] = await executor.fetch(
-            query("operations.find_flows"),
-            after_id,
-            last_id,
-            ROWS_PER_STATEMENT,
-            limit,
-            source,
-            None if filters.ids is None else list(filters.ids),
-            [status.value for status in statuses],
-            None if namespaces is None else list(namespaces),
-            verb.value,
-            filters.name,
-            filters.version,
-            orjson.dumps(filters.labels).decode() if filters.labels else None,
-            filters.created_since,
-            filters.created_until,
-            filters.finished_since,
-            filters.finished_until,
-            filters.error,
-            filters.schedule,
-        )
+    [summary, *rows] = await fetch(
+        executor,
+        "operations.find_flows",
+        after_id,
+        last_id,
+        ROWS_PER_STATEMENT,
+        limit,
+        source,
+        None if filters.ids is None else list(filters.ids),
+        [status.value for status in statuses],
+        None if namespaces is None else list(namespaces),
+        verb.value,
+        filters.name,
+        filters.version,
+        orjson.dumps(filters.labels).decode() if filters.labels else None,
+        filters.created_since,
+        filters.created_until,
+        filters.finished_since,
+        filters.finished_until,
+        filters.error,
+        filters.schedule,
+    )
     found = {row["id"]: row["state"] for row in rows}
     full = len(found) == limit
     return Matches(

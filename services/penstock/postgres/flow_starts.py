@@ -17,6 +17,7 @@ from penstock.core.task import Priority
 from penstock.postgres.connection import translated
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
 from penstock.postgres.queries import query
+from penstock.postgres.statements import fetchval
 from penstock.postgres.tasks import encode_ref
 
 # Notified with a shard when a flow of it has a message.
@@ -145,13 +146,8 @@ async def match_events(
     Raises:
         PostgresUnavailable: the owner's sweep compares them later.
     """
-    with translated():
-        matched = await executor.fetchval(
-            query("flows.match_events"),
-            None if event_ids is None else list(event_ids),
-            None if flow_ids is None else list(flow_ids),
-        )
-    return int(matched)
+    matched: int = await fetchval(executor, "flows.match_events", event_ids, flow_ids)
+    return matched
 
 
 async def match_runs(executor: Any, flow_ids: Sequence[int] | None = None) -> int:
@@ -164,11 +160,8 @@ async def match_runs(executor: Any, flow_ids: Sequence[int] | None = None) -> in
     Raises:
         PostgresUnavailable: the owner's sweep compares them later.
     """
-    with translated():
-        matched = await executor.fetchval(
-            query("flows.match_runs"), None if flow_ids is None else list(flow_ids)
-        )
-    return int(matched)
+    matched: int = await fetchval(executor, "flows.match_runs", flow_ids)
+    return matched
 
 
 def _key_of(row: Mapping[str, Any]) -> tuple[str, Any] | None:

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import asyncpg
 import orjson
 
-from penstock.core.flow.state import Items
 from penstock.errors import NotFound
 from penstock.postgres import flow_history
 from penstock.postgres.connection import translated
 from penstock.postgres.history import as_task
 from penstock.postgres.queries import query
+from penstock.postgres.statements import fetch
 
 Row = asyncpg.Record
 
@@ -75,9 +75,7 @@ async def many(executor: Any, flow_ids: Sequence[int]) -> list[Row]:
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    with translated():
-        rows: list[Row] = await executor.fetch(query("flow_views.many"), list(flow_ids))
-    return rows
+    return await fetch(executor, "flow_views.many", list(flow_ids))
 
 
 async def nodes(executor: Any, flow: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -92,8 +90,7 @@ async def nodes(executor: Any, flow: Mapping[str, Any]) -> dict[str, Mapping[str
     """
     if is_archived(flow):
         return await flow_history.nodes(executor, flow)
-    with translated():
-        rows = await executor.fetch(query("flow_views.nodes"), flow["id"])
+    rows = await fetch(executor, "flow_views.nodes", flow["id"])
     return {row["name"]: dict(row) for row in rows}
 
 
@@ -325,12 +322,3 @@ async def _find(
 
 def _part(rows: Sequence[Row], searched_to: int | None = None) -> FoundFlows:
     return FoundFlows([dict(row) for row in rows], searched_to)
-
-
-def items_of(row: Mapping[str, Any] | Row) -> Items | None:
-    """The counters of a map's row whose list is known; None for other nodes."""
-    if row["total"] is None:
-        return None
-    return Items(
-        row["total"], row["opened"], row["succeeded"], row["unsuccessful"], row["retry"], row["enough"]
-    )

@@ -32,17 +32,14 @@ class Wake:
 
 
 class NewTask(NamedTuple):
-    """The task of a node or item, in the order of the statement's columns."""
+    """The task of a node or item."""
 
     type: str
     stage: str | None
     priority: int
     context: Context
     key: str | None
-    traceparent: str | None
-    flow_id: int
-    root_id: int
-    flow_priority: int
+    flow: FlowRow
     node: str
     generation: int
     item: int | None
@@ -61,24 +58,20 @@ class NewChild(NamedTuple):
     inputs: Context
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewLimit:
+class NewLimit(NamedTuple):
     """A moment to report; `node` is empty for a limit of the flow, `kind` may be `timer`."""
 
-    root_id: int
-    flow_id: int
+    flow: FlowRow
     node: str
     generation: int
     kind: str
     at: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewWait:
+class NewWait(NamedTuple):
     """A wait for an event."""
 
-    root_id: int
-    flow_id: int
+    flow: FlowRow
     node: str
     generation: int
     namespace: str
@@ -146,7 +139,7 @@ async def write_nodes(connection: Any, changed: Mapping[tuple[int, str], NodeRow
         sparse([state.case for state in states]),
         sparse([state.timed_out and state.timed_out.value for state in states]),
         sparse([state.recovers or None for state in states]),
-        sparse([each.total for each in items]),
+        sparse([state.items.total if state.items is not None else None for state in states]),
         sparse([each.opened or None for each in items]),
         sparse([each.succeeded or None for each in items]),
         sparse([each.unsuccessful or None for each in items]),
@@ -173,8 +166,8 @@ async def insert_tasks(connection: Any, tasks: Sequence[NewTask]) -> None:
         [context.data for context in contexts],
         sparse([encode_ref(context.ref) for context in contexts]),
         sparse([task.key for task in tasks]),
-        sparse([task.traceparent for task in tasks]),
-        *_columns(tasks, "flow_id", "root_id", "flow_priority", "node"),
+        sparse([task.flow.traceparent for task in tasks]),
+        *_columns(tasks, "flow.id", "flow.root_id", "flow.priority", "node"),
         sparse([task.generation or None for task in tasks]),
         sparse([task.item for task in tasks]),
     )
@@ -234,13 +227,13 @@ async def wake(connection: Any, wakes: Sequence[Wake]) -> list[PendingEvent]:
 
 async def write_limits(connection: Any, limits: Sequence[NewLimit]) -> None:
     """Writes moments to report."""
-    columns = _columns(limits, "root_id", "flow_id", "node", "generation", "kind", "at")
+    columns = _columns(limits, "flow.root_id", "flow.id", "node", "generation", "kind", "at")
     await connection.execute(query("flows.write_limits"), *columns)
 
 
 async def write_waits(connection: Any, waits: Sequence[NewWait]) -> None:
     """Writes waits; `match_events` compares them with the events after the commit."""
-    columns = _columns(waits, "root_id", "flow_id", "node", "generation", "namespace", "event", "key")
+    columns = _columns(waits, "flow.root_id", "flow.id", "node", "generation", "namespace", "event", "key")
     await connection.execute(query("flows.write_waits"), *columns)
 
 

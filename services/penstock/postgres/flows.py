@@ -7,7 +7,7 @@ Every function but `shards_with_inbox` and `next_due_s` runs in a transaction of
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -50,10 +50,6 @@ class ParentPlace:
     node: str
     generation: int
     item: int | None
-
-    def in_generation(self, generation: int) -> ParentPlace:
-        """The same place, once its node has started again."""
-        return replace(self, generation=generation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +203,15 @@ def state_of(row: Mapping[str, Any] | asyncpg.Record) -> FlowState:
     )
 
 
+def items_of(row: Mapping[str, Any] | asyncpg.Record) -> Items | None:
+    """The counters of a map's row whose list is known; None for other nodes."""
+    if row["total"] is None:
+        return None
+    return Items(
+        row["total"], row["opened"], row["succeeded"], row["unsuccessful"], row["retry"], row["enough"]
+    )
+
+
 def _flow(row: asyncpg.Record) -> FlowRow:
     parent = None
     if row["parent_id"] is not None:
@@ -236,11 +241,7 @@ def _flow(row: asyncpg.Record) -> FlowRow:
 
 
 def _node(row: asyncpg.Record) -> NodeRow:
-    items = None
-    if row["total"] is not None:
-        items = Items(
-            row["total"], row["opened"], row["succeeded"], row["unsuccessful"], row["retry"], row["enough"]
-        )
+    items = items_of(row)
     state = NodeState(
         status=NodeStatus(row["status"]),
         generation=row["generation"],

@@ -16,6 +16,7 @@ from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.schedule_rows import Schedule, from_row
 from penstock.postgres.schedules import record_skips
+from penstock.postgres.statements import execute, fetch, fetchrow
 
 
 @dataclass(slots=True)
@@ -53,8 +54,7 @@ async def claim(connection: Any, limit: int) -> list[Schedule]:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows = await connection.fetch(query("schedules.claim"), limit)
+    rows = await fetch(connection, "schedules.claim", limit)
     return [from_row(row) for row in rows]
 
 
@@ -69,10 +69,7 @@ async def claim_queued(connection: Any, names: Collection[str] | None, limit: in
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows = await connection.fetch(
-            query("schedules.claim_queued"), None if names is None else list(names), limit
-        )
+    rows = await fetch(connection, "schedules.claim_queued", None if names is None else list(names), limit)
     return [from_row(row) for row in rows]
 
 
@@ -95,8 +92,7 @@ async def cancel_running(connection: Any, names: Sequence[str]) -> None:
         PostgresUnavailable: the database is unavailable.
     """
     if names:
-        with translated():
-            await connection.execute(query("schedules.cancel_running"), list(names))
+        await execute(connection, "schedules.cancel_running", list(names))
 
 
 async def advance(connection: Any, advances: Sequence[Advance]) -> None:
@@ -150,8 +146,7 @@ async def look(executor: Any) -> Outlook:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row = await executor.fetchrow(query("schedules.look"))
+    row = await fetchrow(executor, "schedules.look")
     return Outlook(row["schedule_s"], row["backfill_s"], row["has_queue"])
 
 
@@ -161,5 +156,4 @@ async def prune_skips(executor: Any, days: int, limit: int) -> None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        await executor.execute(query("schedules.prune_skips"), days, limit)
+    await execute(executor, "schedules.prune_skips", days, limit)

@@ -18,6 +18,7 @@ from penstock.core.schedule_policy import Skip
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.schedule_rows import Schedule, Settings, from_row
+from penstock.postgres.statements import execute, fetch, fetchrow, fetchval
 
 # Notified when a schedule or a backfill may have something to do; the payload is the schedule.
 CHANNEL = "penstock_schedules"
@@ -29,8 +30,7 @@ async def locked(connection: Any, name: str) -> Schedule | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row = await connection.fetchrow(query("schedules.lock"), name)
+    row = await fetchrow(connection, "schedules.lock", name)
     return None if row is None else from_row(row)
 
 
@@ -40,8 +40,7 @@ async def clock(executor: Any) -> datetime:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        now: datetime = await executor.fetchval(query("schedules.now"))
+    now: datetime = await fetchval(executor, "schedules.now")
     return now
 
 
@@ -66,28 +65,28 @@ async def put(
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
     rules = settings.rules
-    with translated():
-        row = await connection.fetchrow(
-            query("schedules.put"),
-            settings.name,
-            settings.flow,
-            settings.version,
-            settings.cron,
-            settings.zone,
-            settings.input,
-            int(settings.priority),
-            orjson.dumps(settings.labels).decode() if settings.labels else None,
-            rules.catch_up.value,
-            rules.catch_up_limit,
-            rules.catch_up_rate,
-            rules.overlap.value,
-            settings.paused,
-            position,
-            next_tick,
-            actor,
-            settings.events,
-            subscription.to_columns(settings.callbacks) or None,
-        )
+    [row] = await fetch(
+        connection,
+        "schedules.put",
+        settings.name,
+        settings.flow,
+        settings.version,
+        settings.cron,
+        settings.zone,
+        settings.input,
+        int(settings.priority),
+        orjson.dumps(settings.labels).decode() if settings.labels else None,
+        rules.catch_up.value,
+        rules.catch_up_limit,
+        rules.catch_up_rate,
+        rules.overlap.value,
+        settings.paused,
+        position,
+        next_tick,
+        actor,
+        settings.events,
+        subscription.to_columns(settings.callbacks) or None,
+    )
     return from_row(row)
 
 
@@ -97,8 +96,7 @@ async def get(executor: Any, name: str) -> Schedule | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row = await executor.fetchrow(query("schedules.get"), name)
+    row = await fetchrow(executor, "schedules.get", name)
     return None if row is None else from_row(row)
 
 
@@ -123,8 +121,7 @@ async def find(
         PostgresUnavailable: the database is unavailable.
     """
     visible = None if namespaces is None else sorted(namespaces)
-    with translated():
-        rows = await executor.fetch(query("schedules.list"), after, visible, flow, limit)
+    rows = await fetch(executor, "schedules.list", after, visible, flow, limit)
     return [from_row(row) for row in rows]
 
 
@@ -152,8 +149,7 @@ async def set_paused(
     Raises:
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
-    with translated():
-        row = await connection.fetchrow(query("schedules.set_paused"), name, paused, position, next_tick)
+    [row] = await fetch(connection, "schedules.set_paused", name, paused, position, next_tick)
     return from_row(row)
 
 
@@ -165,8 +161,7 @@ async def record_skips(connection: Any, skips: Iterable[tuple[str, Skip]]) -> No
     """
     rows = [(name, skip.first, skip.last, skip.count, skip.reason.value, skip.detail) for name, skip in skips]
     if rows:
-        with translated():
-            await connection.execute(query("schedules.record_skips"), *map(list, zip(*rows, strict=True)))
+        await execute(connection, "schedules.record_skips", *map(list, zip(*rows, strict=True)))
 
 
 async def skips(executor: Any, name: str, *, before: int | None, limit: int) -> list[asyncpg.Record]:
@@ -175,6 +170,4 @@ async def skips(executor: Any, name: str, *, before: int | None, limit: int) -> 
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("schedules.skips"), name, before, limit)
-    return rows
+    return await fetch(executor, "schedules.skips", name, before, limit)

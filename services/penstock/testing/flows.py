@@ -15,7 +15,6 @@ from penstock.contracts.event import OutboxEntry
 from penstock.contracts.flow_submission import FlowEvent, FlowSubmission
 from penstock.contracts.task_type import TaskType
 from penstock.core.access import namespace_of
-from penstock.core.flow.messages import Refuse
 from penstock.core.flow.state import FlowStatus
 from penstock.errors import Conflict, InvalidRecord, NotFound, RecoveryRefused
 from penstock.flow_owner.batch import Batch
@@ -171,11 +170,10 @@ class Flows:
             RecoveryRefused: nothing can be recovered now.
         """
         found = at_once(flow_commands.recovery(self.connection, flow_id, nodes))
-        for action in found.decision.actions:
-            if isinstance(action, Refuse):
-                raise RecoveryRefused(
-                    f"flow {flow_id} cannot be recovered: {action.code}", code=action.code, nodes=action.nodes
-                )
+        if (refusal := found.refusal) is not None:
+            raise RecoveryRefused(
+                f"flow {flow_id} cannot be recovered: {refusal.code}", code=refusal.code, nodes=refusal.nodes
+            )
         detail = {"nodes": list(nodes), "generation": found.generation}
         at_once(flow_commands.command(self.connection, [flow_id], "recover", detail))
         return found.nodes

@@ -47,7 +47,6 @@ from penstock.testing.published import SentCallback
 from penstock.testing.tables import Tasks
 from penstock.testing.task_rows import TaskRow, columns_of, result_columns
 from penstock.worker.registered import Registered
-from penstock.worker.result_sender import encodable
 
 # Width of a slot of the wheel in seconds. A lease expires at its deadline, not a slot later.
 _TICK_S = 1e-6
@@ -284,7 +283,7 @@ class Platform:
 
     def _commit(self, worker: str, result: StageResult) -> None:
         """Commits a result as the stage processor reads it from Kafka."""
-        _worker, results, _faults = decode_results(encode_results(worker, [encodable(result)]))
+        _worker, results, _faults = decode_results(encode_results(worker, [result]))
         for each in results:
             self._end(worker, each)
 

@@ -346,6 +346,19 @@ async def test_a_limit_ends_its_node(owner):
     assert (flow["status"], flow["error"]) == ("failed", "node 't' failed: finish_within_s is over")
 
 
+async def test_a_claimed_task_has_started_in_time(owner):
+    """`start_within_s` ends only nodes whose task no worker has claimed."""
+    late = definition(nodes={"a": task(start_within_s=60), "b": task(start_within_s=60)})
+    await owner.define(late)
+    flow_id = await owner.start(late)
+    await owner.advance()
+    await owner.pool.execute("UPDATE task SET step = 1 WHERE flow_node = 'a'")
+    await owner.pool.execute("UPDATE flow_limit SET at = now()")
+    await owner.advance()
+    rows = await owner.pool.fetch("SELECT name, status FROM flow_node WHERE flow_id = $1", flow_id)
+    assert dict(rows) == {"a": "running", "b": "failed"}
+
+
 @pytest.mark.parametrize(
     ("node", "reason"),
     [

@@ -155,7 +155,7 @@ async def test_each_result_of_a_request_is_judged_alone(gateway: Caller, kafka: 
         answer = post(gateway.url, "/set_task", body).json()
         refused = [place for place, text in enumerate(entries) if text is not None]
         assert [each["index"] for each in answer["rejected"]] == refused
-        assert answer["accepted"] == len(entries) - len(refused)
+        assert answer["received"] == len(entries) - len(refused)
         for each in answer["rejected"]:
             assert all(error["pointer"].startswith(f"/results/{each['index']}") for error in each["errors"])
 

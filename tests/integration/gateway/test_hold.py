@@ -397,12 +397,12 @@ async def test_a_worker_reads_objects_of_its_own_namespace_only(
     gateway: Caller, kafka: Kafka, database: str, tmp_path: Path
 ) -> None:
     """T4, O5: the gateway rejects a result that names an object of another namespace, and stores a
-    large context where the task's namespace names it. It serves no object of another namespace,
-    and still serves those that an earlier release stored."""
+    large context where the task's namespace names it. It serves no object of another
+    namespace."""
     store = ObjectStore(f"file://{tmp_path}")
     large = Context(ContentType.TEXT, b"y" * 50_000)
-    earlier, beta = [await store.check_in(large, name) for name in ("default", "beta")]
-    assert earlier.ref is not None
+    default, beta = [await store.check_in(large, name) for name in ("default", "beta")]
+    assert default.ref is not None
     assert beta.ref is not None
     for name in ("acme--t", "beta--t"):
         await gateway.post("/types", {"name": name})
@@ -411,7 +411,7 @@ async def test_a_worker_reads_objects_of_its_own_namespace_only(
     fields = {"step": 0, "stage": "s", "attempt": 0, "outcome": "done"}
     text = {"content_type": "text"}
     entries = [
-        {"id": ids[0], **fields, **text, "context_ref": earlier.ref.to_wire()},
+        {"id": ids[0], **fields, **text, "context_ref": default.ref.to_wire()},
         {"id": ids[1], **fields, **text, "context_ref": beta.ref.to_wire()},
         {"id": ids[2], **fields, **text, "context": "y" * 50_000},
     ]
@@ -428,7 +428,7 @@ async def test_a_worker_reads_objects_of_its_own_namespace_only(
     assert (await gateway.get(f"/tasks/{ids[0]}")).body["context"] == "s" * 5_000
     connection = await asyncpg.connect(database)
     shown = []
-    for ref in (earlier.ref, beta.ref):
+    for ref in (default.ref, beta.ref):
         await connection.execute(
             "UPDATE penstock.task SET content_type = 'text', context_ref = $2 WHERE id = $1",
             ids[3],
@@ -436,8 +436,7 @@ async def test_a_worker_reads_objects_of_its_own_namespace_only(
         )
         shown.append((await gateway.get(f"/tasks/{ids[3]}")).body)
     await connection.close()
-    assert shown[0]["context"] == "y" * 50_000
-    assert "another namespace" in shown[1]["context_error"]
+    assert all("another namespace" in task["context_error"] for task in shown)
 
 
 async def test_results_are_accepted_entry_by_entry(gateway: Caller, kafka: Kafka, database: str) -> None:

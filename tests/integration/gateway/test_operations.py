@@ -23,7 +23,7 @@ from tests.support.services import read
 from tests.support.waiting import wait_until
 
 from penstock.core.operations import TaskSnapshot, Verb, apply, reachable, state_after_attempt
-from penstock.core.task import FINAL, Priority, State
+from penstock.core.task import Priority, State
 from penstock.postgres import operations
 from penstock.postgres.connection import connect
 from penstock.postgres.queries import query
@@ -165,9 +165,7 @@ async def test_sql_does_what_the_core_decides(gateway: Caller, db: Any) -> None:
         for state in State:
             for pausing in (False, True):
                 for due_ahead in (False, True):
-                    # An old process may have left the mark in a wrong state; resuming removes it.
-                    stray = pausing and state is not State.RUNNING
-                    if (stray and (verb is not Verb.RESUME or state in FINAL)) or (
+                    if (pausing and state is not State.RUNNING) or (
                         state is State.SCHEDULED and not due_ahead
                     ):
                         continue

@@ -126,8 +126,7 @@ async def test_a_thread_reports_and_keeps_its_lease_by_it(system):
         end.set()
         assert await system.client.wait([submitted.id]) == {"succeeded": 1}
     for record in await beats():
-        # A processor of an earlier version validates the value by the same schema, and ignores
-        # headers: for it the record is a heartbeat.
+        # Without its header the record is a heartbeat.
         value = orjson.loads(record.value)
         conform(value, "heartbeat")
         assert (value["kind"], value["tasks"]) == ("beat", [[submitted.id, 0, 0]])

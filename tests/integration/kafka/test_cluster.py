@@ -135,7 +135,7 @@ async def test_a_broker_killed_under_load_loses_nothing(supervisor, database, po
         for number, broker in enumerate(KILLED_BROKERS):
             await wait_until(lambda share=number / 4: progressed(share), timeout=300, what="some tasks end")
             assert (await system.states()).get("succeeded", 0) < TASKS, "the broker was killed after the load"
-            cluster.kill(broker)
+            cluster.brokers[broker].kill()
             await wait_until_dead(process_supervisor, broker)
             if LONG:
                 await cluster.brokers[broker].wait_ready()

@@ -63,11 +63,11 @@ async def require_all_replicas(settings: Kafka, *topics: str) -> None:
 
 @asynccontextmanager
 async def too_few_replicas(cluster: Cluster) -> AsyncIterator[None]:
-    await cluster.stop(STOPPED)
+    await cluster.brokers[STOPPED].stop()
     try:
         yield
     finally:
-        await cluster.start(STOPPED)
+        await cluster.brokers[STOPPED].start()
 
 
 async def test_a_topic_that_takes_no_records_delays_no_other(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -125,19 +123,6 @@ async def test_a_killed_supervisor_leaves_no_program_running(tmp_path):
     for child in children:
         await wait_until(lambda child=child: not _runs(child))
     await wait_until(lambda: signal_log.read_text() == "ab")
-
-
-async def test_a_killed_reaper_is_replaced(supervisor, lines, tmp_path):
-    """The next registration starts a new reaper and registers all programs with it."""
-    supervisor.start(program("stages", SERVE))
-    await wait_until(lambda: supervisor.is_ready("stages"))
-    first = supervisor._reaper._process
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait()
-    supervisor.start(program("gateway", SERVE))
-    # A program may be ready before the thread that started it has registered it.
-    await wait_until(lambda: supervisor._reaper._process is not first, what="another reaper")
-    assert supervisor._reaper._process.poll() is None
 
 
 def _runs(process: psutil.Process) -> bool:

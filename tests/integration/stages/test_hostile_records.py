@@ -167,8 +167,8 @@ async def test_hostile_results_fail_alone(system, hostile):
 
 
 async def test_what_cannot_be_published_fails_alone(system, hostile):
-    """T4: contexts and references that are already in the table, from an earlier version, end no
-    service: their tasks fail with the reason, and tasks beside them succeed on their first
+    """T4: contexts and references that are in the table and cannot be published end no service:
+    their tasks fail with the reason, and tasks beside them succeed on their first
     attempt."""
     await system.start("heartbeats", "stages")
     healthy = await system.submit(HEALTHY)

@@ -70,8 +70,7 @@ async def test_a_backlog_drains_at_the_rate_limit(
         # There are slots for all targets, so that the rate limits the drain and not the pool.
         "callback_diverted_slots": str(BACK + 10),
         # Short intervals, so that probes detect recovered targets soon.
-        "callback_probe_s": "1",
-        "callback_probe_most_s": "2",
+        "callback_probe_s": "0.2",
         "callback_slow_s": "1",
         "callback_timeout_s": "2",
         # A long schedule, so that no callback is dead before its target recovers.

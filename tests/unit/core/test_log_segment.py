@@ -17,7 +17,6 @@ from penstock.core.log_segment import (
     encode,
     filter_hashes,
     index_range,
-    may_have,
     task_filter,
 )
 from penstock.errors import CorruptObject
@@ -29,6 +28,12 @@ MOMENT = 1_785_312_000_000
 def chunk(task, first, count, run="a", size=20):
     lines = [[n, 20, "stdout", f"{task}/{run}/{n} " + "x" * size] for n in range(first, first + count)]
     return Chunk(RunId(task, 0, 0, run), "w", first, lines)
+
+
+def may_have(filter_, task_id):
+    """As `task_logs.find` decides it in PostgreSQL."""
+    found = (value % (len(filter_) * 8) for value in filter_hashes(task_id))
+    return all(filter_[bit >> 3] & (1 << (bit & 7)) for bit in found)
 
 
 def read(segment, task):

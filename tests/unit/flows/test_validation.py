@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.flows import Owner, World
 
-from penstock.core.flow import Plan
+from penstock.core.flow.plan import Plan
 from penstock.flows.faults import CODES, Fault
 from penstock.flows.loading import MAX_BYTES, load
 from penstock.flows.validation import MAX_DEPTH, validate, validate_text

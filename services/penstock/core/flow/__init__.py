@@ -16,22 +16,3 @@ It guarantees, in any order and number in which messages arrive:
 When in doubt, it starts nothing: an ending that does not belong to the current generation of its
 node changes nothing.
 """
-
-from penstock.core.flow.decide import Decision, decide
-from penstock.core.flow.plan import Edge, Join, NodeKind, NodePlan, Plan, Policy
-from penstock.core.flow.state import FlowState, FlowStatus, NodeState, NodeStatus
-
-__all__ = [
-    "Decision",
-    "Edge",
-    "FlowState",
-    "FlowStatus",
-    "Join",
-    "NodeKind",
-    "NodePlan",
-    "NodeState",
-    "NodeStatus",
-    "Plan",
-    "Policy",
-    "decide",
-]

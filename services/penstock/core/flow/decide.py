@@ -13,7 +13,6 @@ from penstock.core.flow.messages import (
     Began,
     Cancelled,
     Chosen,
-    Claimed,
     Ended,
     ItemEnded,
     LimitReached,
@@ -21,7 +20,6 @@ from penstock.core.flow.messages import (
     Message,
     Paused,
     Recovered,
-    Refuse,
     Resumed,
     Visited,
     Warn,
@@ -32,7 +30,6 @@ from penstock.core.flow.state import (
     FlowState,
     FlowStatus,
     Items,
-    ItemState,
     Limit,
     NodeState,
     NodeStatus,
@@ -55,8 +52,6 @@ class Decision:
     Attributes:
         flow: the flow's row.
         nodes: the rows of nodes that have changed, by name.
-        items: the rows of items that have changed, by node and index. Items that an action opens
-            or reopens are not among them.
         actions: what the owner must do in the same transaction.
         visit: nodes to be visited (`Visited`) in the same transaction, with the rows of their
             successors; the decision lacked those.
@@ -67,24 +62,10 @@ class Decision:
 
     flow: FlowState
     nodes: Mapping[str, NodeState]
-    items: Mapping[tuple[str, int], ItemState]
     actions: tuple[Action, ...]
     visit: frozenset[str]
     visit_eligible: bool
     later: frozenset[str]
-
-    @classmethod
-    def refused(cls, flow: FlowState, refusal: Refuse) -> Decision:
-        """A decision that changes nothing."""
-        return cls(
-            flow=flow,
-            nodes={},
-            items={},
-            actions=(refusal,),
-            visit=frozenset(),
-            visit_eligible=False,
-            later=frozenset(),
-        )
 
 
 def initial(plan: Plan) -> tuple[FlowState, Mapping[str, NodeState]]:
@@ -115,7 +96,6 @@ def decide(
     now: datetime,
     *,
     nodes: Mapping[str, NodeState],
-    items: Mapping[tuple[str, int], ItemState] | None = None,
 ) -> Decision:
     """Applies messages to a flow.
 
@@ -128,22 +108,20 @@ def decide(
         messages: what the flow has received, in any order.
         now: the moment.
         nodes: at least the rows that `rows` names.
-        items: the rows of the items that have ended.
 
     Returns:
         the changes; messages that are stale, or applied before, cause none.
     """
-    items = items or {}
-    working = Working(plan, flow, nodes, items, now)
+    working = Working(plan, flow, nodes, now)
     others: list[Message] = []
-    item_ends: list[ItemEnded] = []
+    item_ends: dict[tuple[str, int, int], ItemEnded] = {}
     for message in messages:
         if isinstance(message, ItemEnded):
-            item_ends.append(message)
+            item_ends.setdefault((message.node, message.index, message.generation), message)
         else:
             others.append(message)
-    if item_ends and flow.status is FlowStatus.RUNNING:
-        _end_items(working, item_ends)
+    if flow.status is FlowStatus.RUNNING:
+        _end_items(working, item_ends.values())
     for message in sorted(others, key=_rank):
         # Nothing but a recovery changes a flow that has ended.
         if working.flow.status is FlowStatus.RUNNING or isinstance(message, Recovered):
@@ -153,7 +131,6 @@ def decide(
     return Decision(
         flow=working.flow,
         nodes={name: node for name, node in working.nodes.items() if nodes.get(name) != node},
-        items={key: item for key, item in working.items.items() if items.get(key) != item},
         actions=tuple(working.actions),
         visit=frozenset(working.visit),
         visit_eligible=working.visit_eligible,
@@ -171,9 +148,6 @@ def _apply(working: Working, message: Message) -> None:  # noqa: C901, PLR0912 (
     match message:
         case Began():
             _begin(working)
-        case Claimed(name, generation):
-            if working.is_current(name, generation):
-                working.nodes[name] = working.nodes[name]._replace(claimed=True)
         case Ended(name, generation, _, _):
             if working.is_current(name, generation):
                 _end(working, message)
@@ -226,12 +200,8 @@ def _end_items(working: Working, ends: Iterable[ItemEnded]) -> None:
     # Thousands may end in one decision, so each map is changed once.
     counts: dict[str, Counter[Outcome]] = {}
     for ended in ends:
-        key = ended.node, ended.index
-        item = working.items.get(key)
-        if item is None or item.outcome is not None or item.generation != ended.generation:
-            continue
-        working.items[key] = ItemState(item.generation, ended.outcome)
-        counts.setdefault(ended.node, Counter())[ended.outcome] += 1
+        if working.is_current(ended.node, ended.generation):
+            counts.setdefault(ended.node, Counter())[ended.outcome] += 1
     for name, counted in counts.items():
         node = working.nodes[name]
         if node.items is not None:
@@ -250,7 +220,7 @@ def _reach(working: Working, reached: LimitReached) -> None:
         node = working.nodes[reached.node]
         if reached.limit is Limit.WARN_AFTER:
             working.actions.append(Warn(reached.node, reached.generation))
-        elif node.timed_out is None and not (reached.limit is Limit.START_WITHIN and node.claimed):
+        elif node.timed_out is None:
             working.time_out(reached.node, reached.limit)
 
 

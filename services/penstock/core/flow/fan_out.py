@@ -50,10 +50,10 @@ def is_enough(plan: NodePlan, items: Items) -> bool:
 
 
 def cannot_succeed(plan: NodePlan, items: Items) -> bool:
-    """Whether the map will fail even if all its other items succeed. The total is known."""
+    """Whether the map will fail even if all its other items succeed."""
     if plan.k is None:
         return items.unsuccessful > plan.tolerate
-    return (items.total or 0) - items.unsuccessful < plan.k
+    return items.total - items.unsuccessful < plan.k
 
 
 def conclude(plan: NodePlan, node: NodeState, stop: StopReason | None) -> NodeStatus | None:
@@ -65,7 +65,7 @@ def conclude(plan: NodePlan, node: NodeState, stop: StopReason | None) -> NodeSt
         stop: why nothing may open any more in this flow and generation.
     """
     items = node.items
-    if items is None or items.total is None or items.live:
+    if items is None or items.live:
         return None
     all_opened = items.opened == items.total and not items.retry
     if is_enough(plan, items) or (plan.k is None and all_opened and not items.unsuccessful):
@@ -87,7 +87,7 @@ def window(plan: NodePlan, node: NodeState) -> Window | None:
     The caller has found that the flow may start items.
     """
     items = node.items
-    if items is None or items.total is None or node.timed_out is not None:
+    if items is None or node.timed_out is not None:
         return None
     if is_enough(plan, items) or cannot_succeed(plan, items):
         return None

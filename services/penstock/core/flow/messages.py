@@ -1,7 +1,8 @@
 """The messages that a flow can receive, and the actions of its owner.
 
 Messages are sets: `decide` gives the same state for one that is applied twice. Those of an
-earlier generation change nothing.
+earlier generation change nothing. Only the end of an item counts anew in each decision, because the
+items of a map are counters: its owner deletes the message in the transaction that applies it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,6 @@ from penstock.core.flow.state import FlowStatus, Limit, Outcome
 @dataclass(frozen=True, slots=True)
 class Began:
     """The flow has been created; its roots start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A worker has claimed the task of a node."""
-
-    node: str
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,10 @@ class ItemEnded:
 
 @dataclass(frozen=True, slots=True)
 class LimitReached:
-    """The time of a limit has come; `node` is None for a limit of the flow."""
+    """The time of a limit has come; `node` is None for a limit of the flow.
+
+    The owner leaves out a `START_WITHIN` of a node whose task a worker has claimed.
+    """
 
     node: str | None
     generation: int
@@ -128,7 +124,6 @@ class Recovered:
 
 Message = (
     Began
-    | Claimed
     | Ended
     | Chosen
     | Listed

@@ -7,7 +7,6 @@ again with other input because a node before it does.
 
 from __future__ import annotations
 
-from penstock.core.flow import joins
 from penstock.core.flow.messages import Recovered, Refuse
 from penstock.core.flow.plan import NodeKind
 from penstock.core.flow.state import (
@@ -45,7 +44,8 @@ def recover(working: Working, command: Recovered) -> None:
             # An end before the recovery may not have been brought to its successors.
             working.nodes[name] = node._replace(edge_states={})
             for source in {edge.source for edge in working.plan.nodes[name].edges}:
-                _bring(working, source, name)
+                if working.nodes[source].is_final:
+                    working.bring(source, name)
             working.evaluate_join(name)
         else:
             working.touch_map(name)
@@ -89,17 +89,4 @@ def _reset(working: Working, name: str, *, carries: bool) -> None:
 
 
 def _carried(items: Items | None) -> Items | None:
-    if items is None or items.total is None:
-        return None
-    return items._replace(unsuccessful=0, retry=items.retry + items.unsuccessful, enough=False)
-
-
-def _bring(working: Working, source: str, name: str) -> None:
-    ended = working.nodes[source]
-    if ended.is_final:
-        node = working.nodes[name]
-        arrived = {
-            position: joins.edge_state(ended, edge)
-            for position, edge in working.plan.edges_from(source, name)
-        }
-        working.nodes[name] = node._replace(edge_states={**node.edge_states, **arrived})
+    return items and items._replace(unsuccessful=0, retry=items.retry + items.unsuccessful, enough=False)

@@ -12,7 +12,7 @@ from datetime import datetime
 from penstock.core.flow.decide import Decision, decide
 from penstock.core.flow.messages import Began, Chosen, Ended, Message
 from penstock.core.flow.plan import Plan
-from penstock.core.flow.state import FlowState, ItemState, NodeState
+from penstock.core.flow.state import FlowState, NodeState
 
 # Decisions that are kept for a definition; beyond, all are forgotten.
 _KEPT = 500
@@ -40,29 +40,24 @@ class RepeatedDecisions:
         now: datetime,
         *,
         nodes: Mapping[str, NodeState],
-        items: Mapping[tuple[str, int], ItemState],
     ) -> Decision:
         """As `penstock.core.flow.decide`; the answer may be that of an earlier call."""
-        question = self._question(flow, messages, nodes, items)
+        question = self._question(flow, messages, nodes)
         if question is None:
-            return decide(self._plan, flow, messages, now, nodes=nodes, items=items)
+            return decide(self._plan, flow, messages, now, nodes=nodes)
         found = self._found.get(question)
         if found is None:
-            found = decide(self._plan, flow, messages, now, nodes=nodes, items=items)
+            found = decide(self._plan, flow, messages, now, nodes=nodes)
             if len(self._found) >= _KEPT:
                 self._found.clear()
             self._found[question] = found
         return found
 
     def _question(
-        self,
-        flow: FlowState,
-        messages: Sequence[Message],
-        nodes: Mapping[str, NodeState],
-        items: Mapping[tuple[str, int], ItemState],
+        self, flow: FlowState, messages: Sequence[Message], nodes: Mapping[str, NodeState]
     ) -> Hashable | None:
-        # The moments of limits follow from the clock, and the counters of maps rarely repeat.
-        if self._plan.has_limits or items or len(messages) > _MOST or len(nodes) > _MOST:
+        # The moments of limits follow from the clock.
+        if self._plan.has_limits or len(messages) > _MOST or len(nodes) > _MOST:
             return None
         for message in messages:
             # Each failure has a reason of its own.

@@ -18,7 +18,6 @@ from penstock.core.flow.messages import (
     CancelLive,
     CancelNode,
     Chosen,
-    Claimed,
     Ended,
     EndFlow,
     ItemEnded,
@@ -32,7 +31,7 @@ from penstock.core.flow.messages import (
     Warn,
 )
 from penstock.core.flow.plan import NodeKind, Plan
-from penstock.core.flow.state import FlowStatus, ItemState, NodeStatus, Outcome
+from penstock.core.flow.state import FlowStatus, Limit, NodeStatus, Outcome
 
 _START = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -114,7 +113,6 @@ class _Run:
     def __post_init__(self) -> None:
         self.flow, nodes = initial(self.plan)
         self.nodes = dict(nodes)
-        self._items: dict[tuple[str, int], ItemState] = {}
         self._live: set[_Child] = set()
         self._tasks = 0
         self._due: list[tuple[float, int, _Child | LimitReached]] = []
@@ -127,19 +125,11 @@ class _Run:
             messages = self._decide(messages) or self._next()
 
     def _decide(self, messages: list[Message]) -> list[Message]:
-        ends = {(h.node, h.index) for h in messages if isinstance(h, ItemEnded)}
-        decision = decide(
-            self.plan,
-            self.flow,
-            messages,
-            _START + timedelta(seconds=self.clock_s),
-            nodes=self.nodes,
-            items={key: self._items[key] for key in ends},
-        )
+        now = _START + timedelta(seconds=self.clock_s)
+        decision = decide(self.plan, self.flow, messages, now, nodes=self.nodes)
         self._note(decision)
         self.flow = decision.flow
         self.nodes |= decision.nodes
-        self._items |= decision.items
         found = [message for action in decision.actions for message in self._act(action)]
         self.slots = max(self.slots, self._tasks)
         names = decision.visit | decision.later
@@ -190,15 +180,15 @@ class _Run:
         match action:
             case Start(node, generation, kind):
                 return self._start(node, generation, kind)
-            case OpenItems(node, generation, first, count):
+            case OpenItems(node, _, first, count):
                 for index in range(first, first + count):
-                    self._items[node, index] = ItemState(generation)
                     self._begin(_Child(node, index))
             case CancelNode(node, _):
                 return self._cancel({child for child in self._live if child.node == node})
             case CancelLive():
                 return self._cancel(self._live.copy())
-            case SetLimit(node, generation, limit, at):
+            # There are slots for every task, so a worker claims it at once.
+            case SetLimit(node, generation, limit, at) if limit is not Limit.START_WITHIN:
                 self._add((at - _START).total_seconds(), LimitReached(node, generation, limit))
             case EndFlow():
                 self.ended_s = self.clock_s
@@ -216,8 +206,7 @@ class _Run:
         if kind is NodeKind.MAP:
             return (Listed(node, generation, assumed.items),)
         self._begin(_Child(node))
-        # There are slots for every task, so a worker claims it at once.
-        return (Claimed(node, generation),)
+        return ()
 
     def _begin(self, child: _Child) -> None:
         self._live.add(child)

@@ -1,4 +1,4 @@
-"""The state of a flow as PostgreSQL stores it: one row per flow, node and item.
+"""The state of a flow as PostgreSQL stores it: one row per flow and node.
 
 A decision needs the rows of the nodes that it touches and of their successors. Everything else is
 in the counters of the flow and in the edge states of each node. So a flow with a fan-out over
@@ -8,7 +8,6 @@ in the counters of the flow and in the edge states of each node. So a flow with 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -79,24 +78,11 @@ class Limit(StrEnum):
     TIMEOUT = "timeout"
 
 
-@dataclass(frozen=True, slots=True)
-class ItemState:
-    """An item of a map that has been opened.
-
-    Attributes:
-        generation: the generation in which its child was last started.
-        outcome: how its child ended; None while it is live.
-    """
-
-    generation: int
-    outcome: Outcome | None = None
-
-
 class Items(NamedTuple):
     """The counters of a map's items; the items themselves are rows.
 
     Attributes:
-        total: items of the list; None until the list is known.
+        total: items of the list.
         opened: the cursor: items 0 to `opened` - 1 have a row.
         succeeded: items whose child succeeded.
         unsuccessful: items whose child failed or was cancelled, in the map's generation.
@@ -104,7 +90,7 @@ class Items(NamedTuple):
         enough: whether `k` items have succeeded, and the rest is being cancelled.
     """
 
-    total: int | None = None
+    total: int = 0
     opened: int = 0
     succeeded: int = 0
     unsuccessful: int = 0
@@ -126,7 +112,6 @@ class NodeState(NamedTuple):
         edge_states: states of its edges whose sources have ended, by position; a set, so that an
             end that is applied twice counts once.
         case: the case that a switch has chosen.
-        claimed: whether a worker has claimed its task.
         timed_out: the limit that ended it.
         recovers: whether its next start continues its child flow, or its items, in place.
         items: the counters of a map.
@@ -137,7 +122,6 @@ class NodeState(NamedTuple):
     generation: int = 0
     edge_states: Mapping[int, EdgeState] = MappingProxyType({})
     case: str | None = None
-    claimed: bool = False
     timed_out: Limit | None = None
     recovers: bool = False
     items: Items | None = None

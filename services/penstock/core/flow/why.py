@@ -303,7 +303,7 @@ def _of_node(flow: FlowFacts, node: NodeFacts, reason: FlowReason, sentence: str
 
 
 def _map(items: Items) -> str:
-    live = f"has {items.live:,} of {items.total or 0:,} items live"
+    live = f"has {items.live:,} of {items.total:,} items live"
     ended = [f"{items.succeeded:,} have succeeded"] if items.succeeded else []
     ended += [f"{items.unsuccessful:,} have not succeeded"] if items.unsuccessful else []
     return ", ".join([live, *ended])

@@ -21,7 +21,6 @@ from penstock.core.flow.state import (
     UNSUCCESSFUL_NODES,
     FlowState,
     FlowStatus,
-    ItemState,
     Limit,
     NodeState,
     NodeStatus,
@@ -36,7 +35,6 @@ class Working:
         plan: the definition.
         flow: the flow's row.
         nodes: the loaded rows of nodes, by name.
-        items: the loaded rows of items, by node and index.
         actions: what the owner must do, in order.
         visit: nodes with work in the rows of successors that are not loaded.
         visit_eligible: whether ready nodes and running maps that are not loaded have work.
@@ -49,13 +47,11 @@ class Working:
         plan: Plan,
         flow: FlowState,
         nodes: Mapping[str, NodeState],
-        items: Mapping[tuple[str, int], ItemState],
         now: datetime,
     ) -> None:
         self.plan = plan
         self.flow = flow
         self.nodes = dict(nodes)
-        self.items = dict(items)
         self.actions: list[Action] = []
         self.visit: set[str] = set()
         self.visit_eligible = False
@@ -106,20 +102,21 @@ class Working:
 
     def propagate(self, name: str) -> None:
         """Brings the end of a final node to its successors."""
-        node = self.nodes[name]
         for successor in self.plan.successors[name]:
             if successor not in self.nodes:
                 self.visit.add(name)
                 continue
-            found = self.nodes[successor]
-            if found.status is not NodeStatus.PENDING:
-                continue
-            arrived = {
-                position: joins.edge_state(node, edge)
-                for position, edge in self.plan.edges_from(name, successor)
-            }
-            self.nodes[successor] = found._replace(edge_states={**found.edge_states, **arrived})
-            self.evaluate_join(successor)
+            if self.nodes[successor].status is NodeStatus.PENDING:
+                self.bring(name, successor)
+                self.evaluate_join(successor)
+
+    def bring(self, source: str, name: str) -> None:
+        """Sets the states of the edges from a final node to a pending one."""
+        ended, node = self.nodes[source], self.nodes[name]
+        arrived = {
+            position: joins.edge_state(ended, edge) for position, edge in self.plan.edges_from(source, name)
+        }
+        self.nodes[name] = node._replace(edge_states={**node.edge_states, **arrived})
 
     def evaluate_join(self, name: str) -> None:
         """Moves a pending node as the states of its edges demand."""
@@ -191,10 +188,8 @@ class Working:
         node, plan = self.nodes[name], self.plan.nodes[name]
         self.flow = self.flow._replace(live=self.flow.live + 1)
         generation = self.flow.generation
-        self.nodes[name] = node._replace(
-            status=NodeStatus.RUNNING, generation=generation, recovers=False, claimed=False
-        )
-        if node.items is None or node.items.total is None:
+        self.nodes[name] = node._replace(status=NodeStatus.RUNNING, generation=generation, recovers=False)
+        if node.items is None:
             # The list of a map that is recovered is stored already.
             self.actions.append(Start(name, generation, plan.kind, recovers=node.recovers))
         if plan.has_limits:
@@ -246,6 +241,6 @@ def _map_reason(plan: NodePlan, node: NodeState, status: NodeStatus) -> str:
         return ""
     if node.timed_out is not None:
         return f"{node.timed_out}_s is over"
-    if plan.k is not None and (items.total or 0) < plan.k:
-        return f"k is {plan.k:,}, and the list has {items.total or 0:,}"
-    return f"{items.unsuccessful:,} of {items.total or 0:,} items did not succeed"
+    if plan.k is not None and items.total < plan.k:
+        return f"k is {plan.k:,}, and the list has {items.total:,}"
+    return f"{items.unsuccessful:,} of {items.total:,} items did not succeed"

@@ -24,7 +24,6 @@ from penstock.core.flow.messages import (
     Cancelled,
     CancelLive,
     CancelNode,
-    Claimed,
     Ended,
     EndFlow,
     LimitReached,
@@ -162,7 +161,7 @@ def test_nothing_but_a_recovery_changes_a_flow_that_has_ended():
         LimitReached("a", 0, Limit.FINISH_WITHIN),
         LimitReached(None, 0, Limit.TIMEOUT),
     ]
-    owner.apply([*late, Cancelled(), Paused(), Resumed(), Began(), Visited("a"), Claimed("a", 0)])
+    owner.apply([*late, Cancelled(), Paused(), Resumed(), Began(), Visited("a")])
     assert (owner.flow, owner.nodes) == (before, nodes)
 
 
@@ -205,13 +204,6 @@ def test_a_success_that_meets_its_limit_counts():
         for batch in batches:
             owner.apply(batch)
         assert owner.flow.status is FlowStatus.SUCCEEDED
-
-
-def test_a_claimed_task_has_started_in_time():
-    """`start_within_s` ends only nodes whose task no worker has claimed."""
-    owner = begun(flow(a=task(), b=task()))
-    owner.apply([Claimed("a", 0), *(LimitReached(name, 0, Limit.START_WITHIN) for name in "ab")])
-    assert [action for action in owner.actions if isinstance(action, CancelNode)] == [CancelNode("b", 0)]
 
 
 def test_a_map_that_runs_too_long_fails_although_it_tolerates_failures():

@@ -39,9 +39,9 @@ def plan(**fields):
 def run(chain, decided):
     """Begins a flow and ends its first node; returns both decisions."""
     flow, nodes = initial(chain)
-    first = decided.decide(flow, [Began()], NOW, nodes=nodes, items={})
+    first = decided.decide(flow, [Began()], NOW, nodes=nodes)
     nodes = {**nodes, **first.nodes}
-    return first, decided.decide(first.flow, [Ended("a", 0, Outcome.SUCCEEDED)], NOW, nodes=nodes, items={})
+    return first, decided.decide(first.flow, [Ended("a", 0, Outcome.SUCCEEDED)], NOW, nodes=nodes)
 
 
 def test_the_same_question_is_decided_once(decisions):
@@ -63,7 +63,7 @@ def test_a_decision_with_a_limit_follows_the_clock(decisions, fields):
     moments = {
         action.at
         for now in (NOW, LATER)
-        for action in decided.decide(flow, [Began()], now, nodes=nodes, items={}).actions
+        for action in decided.decide(flow, [Began()], now, nodes=nodes).actions
         if hasattr(action, "at")
     }
     assert len(moments) == len(decisions) == 2
@@ -77,11 +77,11 @@ def test_edges_that_arrived_and_reasons_make_a_difference(decisions):
     nodes = dict(first.nodes) | {"b": initial(chain)[1]["b"]}
     for number in range(2):
         failed = Ended("a", 0, Outcome.FAILED, f"task {number} failed")
-        decision = decided.decide(first.flow, [failed], NOW, nodes=nodes, items={})
+        decision = decided.decide(first.flow, [failed], NOW, nodes=nodes)
         assert decision.nodes["a"].reason == f"task {number} failed"
-    paused = decided.decide(first.flow, [Paused()], NOW, nodes=nodes, items={})
+    paused = decided.decide(first.flow, [Paused()], NOW, nodes=nodes)
     assert paused.flow.paused
-    ended = decided.decide(first.flow, [Ended("a", 0, Outcome.CANCELLED)], NOW, nodes=nodes, items={})
+    ended = decided.decide(first.flow, [Ended("a", 0, Outcome.CANCELLED)], NOW, nodes=nodes)
     assert ended.nodes["a"].status is NodeStatus.CANCELLED
 
 
@@ -93,5 +93,5 @@ def test_what_is_kept_has_a_limit(decisions, monkeypatch):
     flow, nodes = initial(chain)
     for generation in range(25):
         state = flow._replace(generation=generation)
-        assert decided.decide(state, [Began()], NOW, nodes=nodes, items={}).flow.generation == generation
+        assert decided.decide(state, [Began()], NOW, nodes=nodes).flow.generation == generation
     assert len(decided._found) <= 10

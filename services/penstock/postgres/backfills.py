@@ -13,8 +13,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, fetchrow, fetchval
 
 STATES = ("running", "done", "stopped", "failed")
 
@@ -38,20 +37,20 @@ async def create(
     Raises:
         PostgresUnavailable: the row may be inserted or not.
     """
-    with translated():
-        row: asyncpg.Record = await connection.fetchrow(
-            query("backfills.create"),
-            schedule,
-            since,
-            until,
-            rate,
-            max_running,
-            rerun,
-            position,
-            total,
-            asked_by,
-            actor,
-        )
+    [row] = await fetch(
+        connection,
+        "backfills.create",
+        schedule,
+        since,
+        until,
+        rate,
+        max_running,
+        rerun,
+        position,
+        total,
+        asked_by,
+        actor,
+    )
     return row
 
 
@@ -61,9 +60,7 @@ async def get(executor: Any, backfill_id: int) -> asyncpg.Record | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row: asyncpg.Record | None = await executor.fetchrow(query("backfills.get"), backfill_id)
-    return row
+    return await fetchrow(executor, "backfills.get", backfill_id)
 
 
 async def find(
@@ -80,11 +77,7 @@ async def find(
         PostgresUnavailable: the database is unavailable.
     """
     visible = None if namespaces is None else sorted(namespaces)
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("backfills.list"), schedule, visible, before, limit
-        )
-    return rows
+    return await fetch(executor, "backfills.list", schedule, visible, before, limit)
 
 
 async def counts(executor: Any, backfill_ids: Sequence[int]) -> dict[int, dict[str, int]]:
@@ -94,9 +87,8 @@ async def counts(executor: Any, backfill_ids: Sequence[int]) -> dict[int, dict[s
         PostgresUnavailable: the database is unavailable.
     """
     found: dict[int, dict[str, int]] = {backfill_id: {} for backfill_id in backfill_ids}
-    with translated():
-        for row in await executor.fetch(query("backfills.counts"), list(backfill_ids)):
-            found[row["backfill"]][row["status"]] = row["flows"]
+    for row in await fetch(executor, "backfills.counts", list(backfill_ids)):
+        found[row["backfill"]][row["status"]] = row["flows"]
     return found
 
 
@@ -112,11 +104,10 @@ async def stop(connection: Any, backfill_id: int, stopped_by: str, *, cancel: bo
     Raises:
         PostgresUnavailable: the backfill may still run; repeating the call is safe.
     """
-    with translated():
-        # Waits for a batch that is being started, so that its flows are cancelled, too.
-        await connection.execute(query("backfills.stop"), backfill_id, stopped_by)
-        if cancel:
-            await connection.execute(query("backfills.cancel_running"), backfill_id)
+    # Waits for a batch that is being started, so that its flows are cancelled, too.
+    await execute(connection, "backfills.stop", backfill_id, stopped_by)
+    if cancel:
+        await execute(connection, "backfills.cancel_running", backfill_id)
 
 
 async def claim(connection: Any, ended: Collection[str]) -> asyncpg.Record | None:
@@ -129,9 +120,7 @@ async def claim(connection: Any, ended: Collection[str]) -> asyncpg.Record | Non
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row: asyncpg.Record | None = await connection.fetchrow(query("backfills.claim"), list(ended))
-    return row
+    return await fetchrow(connection, "backfills.claim", list(ended))
 
 
 async def running(connection: Any, backfill_id: int) -> int:
@@ -140,8 +129,7 @@ async def running(connection: Any, backfill_id: int) -> int:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        flows: int = await connection.fetchval(query("backfills.running"), backfill_id)
+    flows: int = await fetchval(connection, "backfills.running", backfill_id)
     return flows
 
 
@@ -151,8 +139,7 @@ async def flows_of_ticks(connection: Any, schedule: str, ticks: Sequence[datetim
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows = await connection.fetch(query("backfills.flows_of_ticks"), schedule, list(ticks))
+    rows = await fetch(connection, "backfills.flows_of_ticks", schedule, list(ticks))
     return {row["tick"]: row["id"] for row in rows}
 
 
@@ -183,10 +170,9 @@ async def advance(
     Raises:
         PostgresUnavailable: nothing is written.
     """
-    with translated():
-        await connection.execute(
-            query("backfills.advance"), backfill_id, position, started, already_run, refused, wait_s, ended
-        )
+    await execute(
+        connection, "backfills.advance", backfill_id, position, started, already_run, refused, wait_s, ended
+    )
 
 
 async def fail(executor: Any, backfill_id: int, error: str) -> None:
@@ -195,5 +181,4 @@ async def fail(executor: Any, backfill_id: int, error: str) -> None:
     Raises:
         PostgresUnavailable: the backfill may still run.
     """
-    with translated():
-        await executor.execute(query("backfills.fail"), backfill_id, error)
+    await execute(executor, "backfills.fail", backfill_id, error)

@@ -10,7 +10,7 @@ import asyncpg
 
 from penstock.errors import Conflict, NotFound
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +56,12 @@ async def change(
             async with pool.acquire() as connection, connection.transaction():
                 # A statement of its own: the next statement then sees what others wrote while this
                 # one waited.
-                if await connection.fetchrow(query("types.lock"), type_name) is None:
+                if await fetchrow(connection, "types.lock", type_name) is None:
                     raise NotFound(f"there is no task type {type_name!r}")
                 before = await _one(connection, type_name, concurrency_key)
-                row: asyncpg.Record | None = await connection.fetchrow(
-                    query("concurrency_keys.set"),
+                row: asyncpg.Record | None = await fetchrow(
+                    connection,
+                    "concurrency_keys.set",
                     type_name,
                     concurrency_key,
                     wanted.paused,
@@ -94,16 +95,16 @@ async def reset(
     """
     with translated():
         async with pool.acquire() as connection, connection.transaction():
-            await connection.fetchrow(query("types.lock"), type_name)
+            await fetchrow(connection, "types.lock", type_name)
             before = await _one(connection, type_name, concurrency_key)
-            done = bool(await connection.fetch(query("concurrency_keys.reset"), type_name, concurrency_key))
+            done = bool(await fetch(connection, "concurrency_keys.reset", type_name, concurrency_key))
             if observe is not None and done:
                 observe(before, None)
             return done
 
 
 async def _one(connection: Any, type_name: str, concurrency_key: str) -> dict[str, Any] | None:
-    rows = await connection.fetch(query("concurrency_keys.find"), type_name, "", 1, concurrency_key)
+    rows = await fetch(connection, "concurrency_keys.find", type_name, "", 1, concurrency_key)
     return {name: rows[0][name] for name in SETTINGS} if rows else None
 
 
@@ -120,8 +121,4 @@ async def find(
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await pool.fetch(
-            query("concurrency_keys.find"), type_name, after, limit, concurrency_key
-        )
-    return rows
+    return await fetch(pool, "concurrency_keys.find", type_name, after, limit, concurrency_key)

@@ -13,8 +13,7 @@ import orjson
 
 from penstock.core.flow.outline import Outline, Reference, is_same
 from penstock.errors import Conflict, NotFound, TooLarge
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, fetchrow
 
 # The most definitions below one. Reading them takes time and memory.
 MAX_BELOW = 1_000
@@ -64,8 +63,7 @@ async def insert(
     """
     name, version = definition["flow"], int(definition["version"])
     text = orjson.dumps({**definition, "version": version}).decode()
-    with translated():
-        row = await executor.fetchrow(query("flow_definitions.insert"), name, version, text, actor)
+    row = await fetchrow(executor, "flow_definitions.insert", name, version, text, actor)
     if row is not None:
         return _stored(row), True
     existing = await find(executor, name, version)
@@ -93,8 +91,7 @@ async def lock(connection: Any) -> None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        await connection.execute(query("flow_definitions.lock"))
+    await execute(connection, "flow_definitions.lock")
 
 
 async def find(executor: Any, name: str, version: int | None) -> StoredDefinition | None:
@@ -103,11 +100,10 @@ async def find(executor: Any, name: str, version: int | None) -> StoredDefinitio
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        if version is None:
-            row = await executor.fetchrow(query("flow_definitions.get_newest"), name)
-        else:
-            row = await executor.fetchrow(query("flow_definitions.get"), name, version)
+    if version is None:
+        row = await fetchrow(executor, "flow_definitions.get_newest", name)
+    else:
+        row = await fetchrow(executor, "flow_definitions.get", name, version)
     return None if row is None else _stored(row)
 
 
@@ -144,11 +140,7 @@ async def versions(
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("flow_definitions.versions"), name, below, limit
-        )
-    return rows
+    return await fetch(executor, "flow_definitions.versions", name, below, limit)
 
 
 async def names(
@@ -165,20 +157,17 @@ async def names(
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("flow_definitions.names"), after, None if namespaces is None else list(namespaces), limit
-        )
-    return rows
+    return await fetch(
+        executor, "flow_definitions.names", after, None if namespaces is None else list(namespaces), limit
+    )
 
 
 async def _newest(executor: Any, wanted: Iterable[str]) -> dict[str, int]:
-    with translated():
-        rows = await executor.fetch(query("flow_definitions.newest"), list(wanted))
+    rows = await fetch(executor, "flow_definitions.newest", list(wanted))
     return {row["name"]: row["version"] for row in rows}
 
 
-def _stored(row: Mapping[str, Any]) -> StoredDefinition:
+def _stored(row: asyncpg.Record) -> StoredDefinition:
     return StoredDefinition(
         row["name"], row["version"], orjson.loads(row["definition"]), row["created_at"], row["created_by"]
     )
@@ -310,8 +299,7 @@ class DefinitionCache:
                 missing.append(key)
         if missing:
             names_, versions_ = zip(*missing, strict=True)
-            with translated():
-                rows = await executor.fetch(query("flow_definitions.many"), list(names_), list(versions_))
+            rows = await fetch(executor, "flow_definitions.many", list(names_), list(versions_))
             for row in rows:
                 outline = Outline.of(orjson.loads(row["definition"]))
                 found[outline.name, outline.version] = outline

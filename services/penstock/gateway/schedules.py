@@ -27,9 +27,9 @@ from penstock.gateway.paging import id_cursor, page_size, respond_page
 from penstock.gateway.schedule_settings import own_faults, settings_of, start_faults
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import require_own_name, visible_name, visible_namespaces
-from penstock.http.problems import BadParameter
 from penstock.http.server import (
     integer_parameter,
+    moment_parameter,
     refuse_unknown_parameters,
     respond,
     text_parameter,
@@ -189,7 +189,7 @@ class ScheduleRoutes:
         refuse_unknown_parameters(request, "count", "after")
         count = integer_parameter(request, "count", 10, low=1, high=MAX_PREVIEW)
         schedule = await visible_schedule(request, self._pool)
-        after = _moment(request, "after") or await schedules.clock(self._pool)
+        after = moment_parameter(request, "after") or await schedules.clock(self._pool)
         zone = ZoneInfo(schedule.settings.zone)
         found = await asyncio.to_thread(lambda: list(islice(ticks_of(schedule).after(after), count)))
         return respond(
@@ -256,18 +256,6 @@ async def _record_pause(
 def ticks_of(schedule: Schedule) -> Ticks:
     """The ticks of a stored schedule."""
     return parse_cron(schedule.settings.cron, schedule.settings.zone)
-
-
-def _moment(request: web.Request, name: str) -> datetime | None:
-    text = text_parameter(request, name)
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-        # The conversion to UTC may exceed the years that datetime has.
-        return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise BadParameter("must be a moment such as 2026-11-23T06:00:00Z", parameter=name) from None
 
 
 def _not_found(name: str) -> NotFound:

@@ -117,12 +117,17 @@ async def change(
         async with pool.acquire() as connection, connection.transaction():
             row = await fetchrow(connection, "types.lock", name)
             if row is None:
-                raise NotFound(f"there is no task type {name!r}")
+                raise not_found(name)
             before = _from_row(row)
             after = _from_row(await _upsert(connection, merge(before)))
             if observe is not None:
                 observe(before, after)
             return after
+
+
+def not_found(name: str) -> NotFound:
+    """The error for a type that does not exist, or is not visible."""
+    return NotFound(f"there is no task type {name!r}")
 
 
 async def _upsert(connection: Any, task_type: TaskType) -> asyncpg.Record:

@@ -316,9 +316,9 @@ async def test_every_route_checks_role_and_namespace(caller, routes, database):
     # Routes that cancel or remove come last, because the other requests need live tasks.
     calls = [(name, True) for name in DRY_RUN_ROUTES] + [(name, False) for name in names]
     for route, dry in sorted(calls, key=lambda one: (is_ending(one[0]), one[0], not one[1])):
-        rule = RULES[route]
+        action = RULES[route]
         path, body = request_of(route, own, dry=dry)
-        if rule.action is None:
+        if action is None:
             assert (await call(caller, None, route, path, body)).status == 200, route
             continue
         for token in (None, "pk_0123456789abcdef_wrong", "nonsense"):
@@ -328,7 +328,7 @@ async def test_every_route_checks_role_and_namespace(caller, routes, database):
                 'Bearer realm="penstock"',
             ), route
         for role in Role:
-            allowed = rule.action in ALLOWED[role]
+            allowed = action in ALLOWED[role]
             unconfined_answer = await call(caller, everywhere[role], route, path, body)
             assert (unconfined_answer.status == 403) != allowed, (route, role, unconfined_answer.body)
             confined_answer = await call(caller, confined[role], route, path, body)
@@ -355,7 +355,7 @@ async def assert_changes_are_audited(database: str, names: list[str]) -> None:
     """Each route that operates or configures keeps what it changed. A new one fails here until its
     handler notes it (`penstock.gateway.changes`)."""
     # The flows of this test have nothing to recover, so the request is refused.
-    changing = {name for name in names if RULES[name].action in (Action.OPERATE, Action.CONFIGURE)} - {
+    changing = {name for name in names if RULES[name] in (Action.OPERATE, Action.CONFIGURE)} - {
         "POST /flows/{id}/recover"
     }
 
@@ -654,7 +654,7 @@ async def test_pending_audit_entries_are_bounded(monkeypatch: pytest.MonkeyPatch
     requests are kept, and omitted ones are counted."""
     monkeypatch.setattr(gateway_audit, "MAX_PENDING", 3)
     request_audit = gateway_audit.RequestAudit(cast("Any", None), 1)
-    route = next(name for name, rule in RULES.items() if rule.action is Action.SUBMIT)
+    route = next(name for name, action in RULES.items() if action is Action.SUBMIT)
     monkeypatch.setattr(gateway_audit, "route_of", lambda _request: route)
 
     class StubRequest(dict[Any, Any]):

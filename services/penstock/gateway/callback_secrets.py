@@ -49,7 +49,7 @@ from penstock.gateway.visibility import (
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import callback_secrets
 from penstock.postgres.callback_secrets import Stored, identity_of
-from penstock.postgres.connection import translated
+from penstock.postgres.queries import transaction
 from penstock.postgres.read_pool import reading
 from penstock.postgres.types import TypeCache
 
@@ -153,26 +153,25 @@ class CallbackSecretRoutes:
         """POST /targets/secrets/{id}/rotate: a new secret; the old one signs during the overlap."""
         raw = await read_document(request, "CallbackSecretRotate")
         secret_id = request.match_info["id"]
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                old = await self._visible(request, connection, secret_id)
-                if old["revoked_at"] is not None:
-                    raise Conflict(f"secret {secret_id} is revoked: create a new one")
-                if old["replaced_by"] is not None:
-                    raise Conflict(f"secret {secret_id} was rotated before: rotate {old['replaced_by']}")
-                if old["reference"] is not None and "reference" not in raw and "secret" not in raw:
-                    raise InvalidRecord(
-                        "the secret is by reference: change its variable or file, or give another one",
-                        pointer="/reference",
-                    )
-                scope, scheme = Scope(old["namespace"], old["url"]), Scheme(old["scheme"])
-                stored, shown = self._new(request, scope, scheme, raw)
-                row = await callback_secrets.create(
-                    connection, stored, created_by=grant_of(request).actor or None, wider_s=None
+        async with transaction(self._pool) as connection:
+            old = await self._visible(request, connection, secret_id)
+            if old["revoked_at"] is not None:
+                raise Conflict(f"secret {secret_id} is revoked: create a new one")
+            if old["replaced_by"] is not None:
+                raise Conflict(f"secret {secret_id} was rotated before: rotate {old['replaced_by']}")
+            if old["reference"] is not None and "reference" not in raw and "secret" not in raw:
+                raise InvalidRecord(
+                    "the secret is by reference: change its variable or file, or give another one",
+                    pointer="/reference",
                 )
-                replaced = await callback_secrets.replace(
-                    connection, secret_id, stored.id, raw.get("overlap_s", OVERLAP_S)
-                )
+            scope, scheme = Scope(old["namespace"], old["url"]), Scheme(old["scheme"])
+            stored, shown = self._new(request, scope, scheme, raw)
+            row = await callback_secrets.create(
+                connection, stored, created_by=grant_of(request).actor or None, wider_s=None
+            )
+            replaced = await callback_secrets.replace(
+                connection, secret_id, stored.id, raw.get("overlap_s", OVERLAP_S)
+            )
         note(request, old=_audited(replaced), new=_audited(row))
         return respond({"secret": shown, **_document(row), "replaces": _document(replaced)}, 201)
 
@@ -180,12 +179,11 @@ class CallbackSecretRoutes:
         """DELETE /targets/secrets/{id}: it signs nothing from now on; may be repeated."""
         refuse_unknown_parameters(request)
         secret_id = request.match_info["id"]
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                row = await self._visible(request, connection, secret_id)
-                before = _audited(row)
-                if row["revoked_at"] is None:
-                    row = await callback_secrets.revoke(connection, secret_id)
+        async with transaction(self._pool) as connection:
+            row = await self._visible(request, connection, secret_id)
+            before = _audited(row)
+            if row["revoked_at"] is None:
+                row = await callback_secrets.revoke(connection, secret_id)
         note(request, **difference(before, _audited(row)))
         return respond(_document(row))
 

@@ -9,8 +9,7 @@ from typing import Any
 import asyncpg
 
 from penstock.errors import Conflict, NotFound
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import fetch, fetchrow
+from penstock.postgres.queries import fetch, fetchrow, transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +51,24 @@ async def change(
         PostgresUnavailable: the change may or may not be written.
     """
     try:
-        with translated():
-            async with pool.acquire() as connection, connection.transaction():
-                # A statement of its own: the next statement then sees what others wrote while this
-                # one waited.
-                if await fetchrow(connection, "types.lock", type_name) is None:
-                    raise NotFound(f"there is no task type {type_name!r}")
-                before = await _one(connection, type_name, concurrency_key)
-                row: asyncpg.Record | None = await fetchrow(
-                    connection,
-                    "concurrency_keys.set",
-                    type_name,
-                    concurrency_key,
-                    wanted.paused,
-                    wanted.weight,
-                    wanted.max_in_flight,
-                    wanted.sets_limit,
-                )
-                if observe is not None and row is not None:
-                    observe(before, await _one(connection, type_name, concurrency_key))
+        async with transaction(pool) as connection:
+            # A statement of its own: the next statement then sees what others wrote while this
+            # one waited.
+            if await fetchrow(connection, "types.lock", type_name) is None:
+                raise NotFound(f"there is no task type {type_name!r}")
+            before = await _one(connection, type_name, concurrency_key)
+            row: asyncpg.Record | None = await fetchrow(
+                connection,
+                "concurrency_keys.set",
+                type_name,
+                concurrency_key,
+                wanted.paused,
+                wanted.weight,
+                wanted.max_in_flight,
+                wanted.sets_limit,
+            )
+            if observe is not None and row is not None:
+                observe(before, await _one(connection, type_name, concurrency_key))
     except asyncpg.CheckViolationError:
         # A process of an earlier version has set the type's order meanwhile, without the lock.
         row = None
@@ -93,14 +91,13 @@ async def reset(
     Raises:
         PostgresUnavailable: the settings may or may not be deleted.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            await fetchrow(connection, "types.lock", type_name)
-            before = await _one(connection, type_name, concurrency_key)
-            done = bool(await fetch(connection, "concurrency_keys.reset", type_name, concurrency_key))
-            if observe is not None and done:
-                observe(before, None)
-            return done
+    async with transaction(pool) as connection:
+        await fetchrow(connection, "types.lock", type_name)
+        before = await _one(connection, type_name, concurrency_key)
+        done = bool(await fetch(connection, "concurrency_keys.reset", type_name, concurrency_key))
+        if observe is not None and done:
+            observe(before, None)
+        return done
 
 
 async def _one(connection: Any, type_name: str, concurrency_key: str) -> dict[str, Any] | None:

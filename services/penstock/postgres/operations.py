@@ -23,8 +23,7 @@ from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Subject, TaskFilter, Verb, batch_size
 from penstock.core.task import State
 from penstock.postgres.advance import cancel_within
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import execute, fetch, fetchrow, fetchval
+from penstock.postgres.queries import execute, fetch, fetchrow, fetchval, transaction
 from penstock.settings import Platform
 
 # Most rows that one statement examines. It bounds the cost of a batch when few tasks match.
@@ -289,65 +288,64 @@ async def _try_batch(
 
     With `single` the batch is one task, and the transaction waits for its lock.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            operation = await fetchrow(connection, "operations.claim", operation_id)
-            if operation is None:
-                existing = await fetchrow(connection, "operations.get", operation_id)
-                contended = existing is not None and is_running(existing)
-                return BatchResult(0, OutboxEntry(), CONTENDED_S if contended else None)
-            if operation["wait_s"] > 0:
-                return BatchResult(0, OutboxEntry(), operation["wait_s"])
-            verb, last_id = Verb(operation["verb"]), operation["upto"]
+    async with transaction(pool) as connection:
+        operation = await fetchrow(connection, "operations.claim", operation_id)
+        if operation is None:
+            existing = await fetchrow(connection, "operations.get", operation_id)
+            contended = existing is not None and is_running(existing)
+            return BatchResult(0, OutboxEntry(), CONTENDED_S if contended else None)
+        if operation["wait_s"] > 0:
+            return BatchResult(0, OutboxEntry(), operation["wait_s"])
+        verb, last_id = Verb(operation["verb"]), operation["upto"]
+        matches = await find_matching(
+            connection,
+            verb,
+            filters,
+            after_id=operation["behind"],
+            last_id=last_id,
+            limit=1 if single else batch_size(operation["rate"]),
+            priority=operation["priority"],
+        )
+        reached_id, ended = matches.reached_id, matches.ended
+        ids = [*matches.states]
+        if single and ids:
+            await execute(connection, "operations.lock_one", *ids)
+        elif ids:
+            locked = {row["id"] for row in await fetch(connection, "operations.lock", ids)}
+            held_at = next((i for i, task_id in enumerate(ids) if task_id not in locked), None)
+            if held_at == 0:
+                return None
+            if held_at is not None:
+                # The next batch starts at the task that another transaction holds.
+                ids, reached_id, ended = ids[:held_at], ids[held_at - 1], False
+        changed: Counter[str] = Counter()
+        outbox_entry = OutboxEntry()
+        if ids:
+            # The tasks may have changed before they were locked.
             matches = await find_matching(
                 connection,
                 verb,
                 filters,
                 after_id=operation["behind"],
                 last_id=last_id,
-                limit=1 if single else batch_size(operation["rate"]),
+                limit=len(ids),
                 priority=operation["priority"],
+                ids=ids,
             )
-            reached_id, ended = matches.reached_id, matches.ended
-            ids = [*matches.states]
-            if single and ids:
-                await execute(connection, "operations.lock_one", *ids)
-            elif ids:
-                locked = {row["id"] for row in await fetch(connection, "operations.lock", ids)}
-                held_at = next((i for i, task_id in enumerate(ids) if task_id not in locked), None)
-                if held_at == 0:
-                    return None
-                if held_at is not None:
-                    # The next batch starts at the task that another transaction holds.
-                    ids, reached_id, ended = ids[:held_at], ids[held_at - 1], False
-            changed: Counter[str] = Counter()
-            outbox_entry = OutboxEntry()
-            if ids:
-                # The tasks may have changed before they were locked.
-                matches = await find_matching(
-                    connection,
-                    verb,
-                    filters,
-                    after_id=operation["behind"],
-                    last_id=last_id,
-                    limit=len(ids),
-                    priority=operation["priority"],
-                    ids=ids,
-                )
-                changed_ids, outbox_entry = await _apply(
-                    connection, verb, matches.states, operation["priority"], source
-                )
-                changed = Counter(matches.states[task_id] for task_id in changed_ids)
-            total = Counter(orjson.loads(operation["found_in"])) + changed
-            wait_s = await fetchval(
-                connection,
-                "operations.record_batch",
-                operation_id,
-                reached_id if reached_id is not None else last_id,
-                changed.total(),
-                orjson.dumps(total).decode(),
-                ended,
+            changed_ids, outbox_entry = await _apply(
+                connection, verb, matches.states, operation["priority"], source
             )
+            changed = Counter(matches.states[task_id] for task_id in changed_ids)
+        total = Counter(orjson.loads(operation["found_in"])) + changed
+        wait_s = await fetchval(
+            connection,
+            "operations.record_batch",
+            operation_id,
+            reached_id if reached_id is not None else last_id,
+            changed.total(),
+            orjson.dumps(total).decode(),
+            ended,
+        )
     return BatchResult(changed.total(), outbox_entry, None if ended else max(0.0, wait_s))
 
 

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
@@ -65,3 +67,13 @@ async def execute(executor: Any, name: str, *arguments: Any) -> None:
     """As `fetch`, for a statement without rows."""
     with translated():
         await executor.execute(query(name), *arguments)
+
+
+@asynccontextmanager
+async def transaction(
+    pool: asyncpg.Pool[asyncpg.Record],
+) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy[asyncpg.Record]]:
+    """A connection in a transaction, with the errors of `connection.translated`."""
+    with translated():
+        async with pool.acquire() as connection, connection.transaction():
+            yield connection

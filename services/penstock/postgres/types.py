@@ -13,8 +13,7 @@ from penstock.contracts import subscription
 from penstock.contracts.task_type import TaskType
 from penstock.core.access import namespace_of
 from penstock.errors import Conflict, InvalidRecord, NotFound
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import fetch, fetchrow, fetchval
+from penstock.postgres.queries import fetch, fetchrow, fetchval, transaction
 
 # Channel of notifications: the type in the payload was registered or changed.
 CHANNEL = "penstock_types"
@@ -58,22 +57,21 @@ async def register(
             its concurrency keys.
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            # The lock excludes concurrent changes of the type's keys, which the upsert checks.
-            existing = await fetchrow(connection, "types.lock", task_type.name)
-            if existing is None and limits is not None:
-                await _ensure_within_limits(connection, task_type, limits)
-            row = await _upsert(connection, task_type)
-            registered = _from_row(row)
-            if registered.partitions != task_type.partitions:
-                raise Conflict(
-                    f"type {task_type.name} has {registered.partitions} partitions, which cannot be changed "
-                    f"(asked for {task_type.partitions}): register a new type instead"
-                )
-            if observe is not None:
-                observe(None if existing is None else _from_row(existing), registered)
-            return registered, row["created"]
+    async with transaction(pool) as connection:
+        # The lock excludes concurrent changes of the type's keys, which the upsert checks.
+        existing = await fetchrow(connection, "types.lock", task_type.name)
+        if existing is None and limits is not None:
+            await _ensure_within_limits(connection, task_type, limits)
+        row = await _upsert(connection, task_type)
+        registered = _from_row(row)
+        if registered.partitions != task_type.partitions:
+            raise Conflict(
+                f"type {task_type.name} has {registered.partitions} partitions, which cannot be changed "
+                f"(asked for {task_type.partitions}): register a new type instead"
+            )
+        if observe is not None:
+            observe(None if existing is None else _from_row(existing), registered)
+        return registered, row["created"]
 
 
 async def _ensure_within_limits(connection: Any, task_type: TaskType, limits: TypeLimits) -> None:
@@ -113,16 +111,15 @@ async def change(
         Conflict: its order contradicts the settings of its concurrency keys.
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            row = await fetchrow(connection, "types.lock", name)
-            if row is None:
-                raise not_found(name)
-            before = _from_row(row)
-            after = _from_row(await _upsert(connection, merge(before)))
-            if observe is not None:
-                observe(before, after)
-            return after
+    async with transaction(pool) as connection:
+        row = await fetchrow(connection, "types.lock", name)
+        if row is None:
+            raise not_found(name)
+        before = _from_row(row)
+        after = _from_row(await _upsert(connection, merge(before)))
+        if observe is not None:
+            observe(before, after)
+        return after
 
 
 def not_found(name: str) -> NotFound:

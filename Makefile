@@ -55,7 +55,7 @@ load: $(INSTALLED) ## runs the throughput and latency benchmarks
 	@$(BIN)/python -m benchmarks.throughput
 	@$(BIN)/python -m benchmarks.latency
 
-load-callbacks: $(INSTALLED) ## the callbacks service under load in full: unresponsive, recovering, killed; writes benchmarks/results/callbacks-load.json
+load-callbacks: $(INSTALLED) ## the callbacks service under load in full: unresponsive, recovering; writes benchmarks/results/callbacks-load.json
 	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load -v
 
 bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-callbacks, bench-ingest, bench-logs, bench-rates, bench-scaling; writes benchmarks/results/NAME.json

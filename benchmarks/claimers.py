@@ -30,7 +30,7 @@ import orjson
 import uvloop
 
 from penstock.contracts.heartbeat import claims_of
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import MARKER, ReadyTask
 from penstock.kafka.client.connection import make_consumer, make_producer, running
 from penstock.kafka.topology.topics import ready as ready_topic
 from penstock.kafka.topology.topics import workers_group
@@ -122,7 +122,7 @@ async def by_kafka(settings: Platform, type_name: str, name: str, most: int) -> 
 
         async def poll() -> list[int]:
             fetched = await consumer.getmany(timeout_ms=1000, max_records=most)
-            records = [record for some in fetched.values() for record in some if record.value != MARK]
+            records = [record for some in fetched.values() for record in some if record.value != MARKER]
             tasks = [ReadyTask.decode(record.value) for record in records]
             if tasks:
                 await asyncio.gather(*map(link.send_heartbeat, claims_of(name, tasks, {})))

@@ -22,9 +22,6 @@ from typing import Any, cast
 import orjson
 import uvloop
 
-CHUNK = b"x" * 65_536
-
-
 # Addresses on which the targets listen, from 127.0.0.1 on.
 HOSTS = 100
 
@@ -34,34 +31,21 @@ class Behaviour:
     """How calls are answered.
 
     Attributes:
-        kind: `answer`, `hang` (no answer), `drip` (one byte per second) or `huge` (a body of `size`
-            bytes).
+        kind: `answer` or `hang` (no answer).
         after_s: seconds until the answer.
         status: HTTP status of the answer.
-        headers: headers of the answer, as `Name: value` lines.
-        slow_every: every n-th call is answered after `slow_s` seconds; 0 turns this off.
-        slow_s: seconds until a slow answer.
-        turns_s: seconds of alternating phases with `after_s` and `slow_s`; 0 turns this off.
-        size: size of a huge body in bytes.
     """
 
     kind: str = "answer"
     after_s: float = 0.0
     status: int = 200
-    headers: tuple[str, ...] = ()
-    slow_every: int = 0
-    slow_s: float = 0.0
-    turns_s: float = 0.0
-    size: int = 1 << 30
 
 
 @dataclass
 class CallLog:
-    """Received calls: (path, webhook-id, arrival), and the end of aborted ones."""
+    """Received calls: (path, webhook-id, arrival)."""
 
     calls: list[tuple[str, str, float]] = field(default_factory=list)
-    broken: list[tuple[str, str, float, float]] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
     in_flight: Counter[str] = field(default_factory=Counter)
     behaviours: dict[str, Behaviour] = field(default_factory=dict)
 
@@ -73,8 +57,8 @@ class CallLog:
             for name, settings in orjson.loads(body).items():
                 self.behaviours[name] = Behaviour(**settings)
             return {}
-        answer = {"calls": self.calls, "broken": self.broken, "in_flight": self.in_flight}
-        self.calls, self.broken = [], []
+        answer = {"calls": self.calls, "in_flight": self.in_flight}
+        self.calls = []
         return answer
 
 
@@ -86,26 +70,13 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._buffer = b""
         self._call: tuple[str, str, float] | None = None
-        self._writing: asyncio.Task[None] | None = None
-        self._writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport is not a subclass of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
-        self._writable.set()
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
-        self._writable.set()
-        if self._writing is not None:
-            self._writing.cancel()
         if self._call is not None:
-            self._call_log.broken.append((*self._call, time.monotonic()))
             self._end()
 
     def data_received(self, data: bytes) -> None:
@@ -133,48 +104,24 @@ class Connection(asyncio.Protocol):
         call_log.in_flight[group] += 1
         behaviour = call_log.behaviour_of(path, group)
         if behaviour.kind == "answer":
-            call_log.counts[group] += 1
-            after_s = behaviour.after_s
-            if (behaviour.slow_every and call_log.counts[group] % behaviour.slow_every == 0) or (
-                behaviour.turns_s and int(time.monotonic() / behaviour.turns_s) % 2
-            ):
-                after_s = behaviour.slow_s
-            if after_s:
-                self._loop.call_later(after_s, self._answer, behaviour)
+            if behaviour.after_s:
+                self._loop.call_later(behaviour.after_s, self._answer, behaviour)
             else:
                 self._answer(behaviour)
-        elif behaviour.kind != "hang":
-            self._writing = self._loop.create_task(self._write(behaviour))
 
     def _answer(self, behaviour: Behaviour) -> None:
         if self._call is not None:
             self._end()
-            self._send(behaviour.status, b"", *behaviour.headers)
-
-    async def _write(self, behaviour: Behaviour) -> None:
-        self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % behaviour.size)
-        left = behaviour.size
-        # A closing transport accepts writes without blocking; `connection_lost` then ends the call.
-        while left > 0 and not self._transport.is_closing():
-            if behaviour.kind == "drip":
-                await asyncio.sleep(1.0)
-                self._transport.write(b"x")
-                left -= 1
-            else:
-                await self._writable.wait()
-                self._transport.write(CHUNK)
-                left -= len(CHUNK)
-        if left <= 0 and self._call is not None:
-            self._end()
+            self._send(behaviour.status, b"")
 
     def _end(self) -> None:
         assert self._call is not None
         self._call_log.in_flight[self._call[0].split("/", 2)[1]] -= 1
         self._call = None
 
-    def _send(self, status: int, body: bytes, *headers: str) -> None:
-        lines = [f"HTTP/1.1 {status} Configured", f"Content-Length: {len(body)}", *headers, "", ""]
-        self._transport.write("\r\n".join(lines).encode() + body)
+    def _send(self, status: int, body: bytes) -> None:
+        head = f"HTTP/1.1 {status} Configured\r\nContent-Length: {len(body)}\r\n\r\n"
+        self._transport.write(head.encode() + body)
 
 
 def _header(head: bytes, name: bytes) -> bytes:

@@ -24,8 +24,9 @@ BEGIN
     BEGIN
         -- A session's lock: one of the transaction would make submissions wait for each other.
         PERFORM pg_advisory_lock(lock);
-        -- Another session may have moved the sequence meanwhile, and others take ids from it: setval with
-        -- a value from before the wait, or with the last value, would give their ids again.
+        -- Another session may have moved the sequence meanwhile, and others take ids from it:
+        -- setval with a value from before the wait, or with the last value, would give their ids
+        -- again.
         clock_us := extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00') * 1000000;
         IF clock_us NOT BETWEEN 0 AND 4503599627370496 THEN
             clock_us := 0;
@@ -301,7 +302,7 @@ CREATE TABLE penstock.audit (
     version text,
     CONSTRAINT audit_priority_check CHECK (((priority >= 0) AND (priority <= 4))),
     CONSTRAINT audit_rate_check CHECK ((rate > (0)::double precision)),
-    CONSTRAINT audit_state_check CHECK ((state = ANY (ARRAY['running'::text, 'running_flows'::text, 'done'::text, 'stopped'::text, 'failed'::text]))),
+    CONSTRAINT audit_state_check CHECK ((state = ANY (ARRAY['running'::text, 'done'::text, 'stopped'::text, 'failed'::text]))),
     CONSTRAINT audit_subject_check CHECK ((subject = ANY (ARRAY['task'::text, 'flow'::text]))),
     CONSTRAINT audit_verb_check CHECK ((verb = ANY (ARRAY['cancel'::text, 'pause'::text, 'resume'::text, 'reprioritise'::text, 'recover'::text, 'rerun'::text]))),
     CONSTRAINT audit_version_check CHECK ((version = ANY (ARRAY['same'::text, 'latest'::text])))
@@ -314,8 +315,6 @@ COMMENT ON COLUMN penstock.audit.filter IS 'the tasks or flows to change, as req
 COMMENT ON COLUMN penstock.audit.priority IS 'new priority, for the verb reprioritise';
 
 COMMENT ON COLUMN penstock.audit.rate IS 'most tasks or flows per second; NULL: no limit';
-
-COMMENT ON COLUMN penstock.audit.state IS 'running_flows: an operation on flows runs';
 
 COMMENT ON COLUMN penstock.audit.found_in IS 'number of changed tasks or flows by the state before the change';
 
@@ -1468,8 +1467,6 @@ CREATE INDEX audit_request_at ON penstock.audit_request USING btree (at);
 
 CREATE INDEX audit_running ON penstock.audit USING btree (seq) WHERE (state = 'running'::text);
 
-CREATE INDEX audit_running_flows ON penstock.audit USING btree (seq) WHERE (state = 'running_flows'::text);
-
 CREATE INDEX backfill_running ON penstock.backfill USING btree (next_at) WHERE (state = 'running'::text);
 
 CREATE INDEX backfill_schedule ON penstock.backfill USING btree (schedule, id);
@@ -1609,3 +1606,7 @@ CREATE TRIGGER task_ids BEFORE INSERT ON penstock.task FOR EACH STATEMENT EXECUT
 CREATE TRIGGER task_inserted AFTER INSERT ON penstock.task REFERENCING NEW TABLE AS new_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_inserted();
 
 CREATE TRIGGER task_updated AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS old_tasks NEW TABLE AS new_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_updated();
+
+REVOKE ALL ON FUNCTION penstock.history_drop(wanted date, number integer, archived boolean) FROM PUBLIC;
+
+REVOKE ALL ON FUNCTION penstock.history_open(wanted date) FROM PUBLIC;

@@ -52,8 +52,8 @@ class Addresses:
         prefix: prefix of topic and consumer group names.
         objects: URL of the object store.
         embedded_kafka: whether the broker is the embedded one, which has no authentication.
-        deployment: id of the database, by which a gateway knows its own requests; None in a
-            deployment of an earlier release.
+        deployment: id of the database, by which a gateway knows its own requests; None while the
+            deployment starts.
     """
 
     pid: int

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import asyncpg
 import pytest
 
 from penstock.local.broker import EmbeddedKafka
@@ -21,7 +20,6 @@ from penstock.local.deployment import METRICS_PORT, SERVICES, Deployment, Option
 from penstock.local.ports import choose_port
 from penstock.local.supervisor import Supervisor
 from penstock.postgres.flows import SHARDS
-from penstock.postgres.queries import query
 from tests.support.callback_targets import SECRET
 from tests.support.gateways import Caller
 from tests.support.memory_folder import make_folder
@@ -119,83 +117,6 @@ async def test_lost_leases_are_alerted(
 
 
 @pytest.mark.long
-async def test_a_release_that_stands_is_alerted(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path
-) -> None:
-    """O4: the alert fires while a transaction that stays open locks all ready tasks, so that none
-    is released. It does not fire for a paused type."""
-    tasks = 5
-    async with recorded(kafka_servers, prefix, database, tmp_path) as (gateway, recorder):
-        assert (await gateway.post("/types", {"name": "t", "partitions": 1, "paused": True})).status == 201
-        assert (await gateway.post("/tasks", [{"type": "t"} for _ in range(tasks)])).status == 201
-
-        async def all_ready(paused: int) -> bool:
-            await recorder.step()
-            ready = total(recorder, "penstock_backlog", type="t", state="ready")
-            return ready == tasks and total(recorder, "penstock_type_paused", type="t") == paused
-
-        await wait_until(lambda: all_ready(1), every=1.0, what="the tasks are ready")
-        recorder.hold(2 * HELD)
-        assert firing(recorder, tmp_path, "PenstockReleaseStopped") == set()
-        connection = await asyncpg.connect(database)
-        try:
-            async with connection.transaction():
-                await connection.execute("SELECT FROM penstock.task FOR UPDATE")
-                assert (await gateway.patch("/types/t", {"paused": False})).status == 200
-                await wait_until(lambda: all_ready(0), every=1.0, what="the type is not paused")
-                recorder.hold(2 * HELD)
-                assert firing(recorder, tmp_path, "PenstockReleaseStopped") == {""}
-        finally:
-            await connection.close()
-
-        async def all_released() -> bool:
-            await recorder.step()
-            return total(recorder, "penstock_released_total", type="t") == tasks
-
-        await wait_until(all_released, every=1.0, what="the tasks are released")
-        assert firing(recorder, tmp_path, "PenstockReleaseStopped") == set()
-
-
-@pytest.mark.long
-async def test_a_loop_that_stands_is_alerted(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path
-) -> None:
-    """O4: the alert fires for the requeuer while a foreign session holds its lock, so that no
-    process runs it. It does not fire for the loops that run."""
-    connection = await asyncpg.connect(database)
-    try:
-        assert await connection.fetchval(query("outbox.sweep"), "callbacks")
-        async with recorded(kafka_servers, prefix, database, tmp_path, PENSTOCK_SWEEP_EVERY_S="0.5") as (
-            _gateway,
-            recorder,
-        ):
-
-            async def only_others_run() -> bool:
-                await recorder.step()
-                rounds = recorder.goes_on("penstock_last_round_timestamp_seconds")
-                running = {dict(series)["loop"] for series, goes_on in rounds.items() if goes_on}
-                return running >= {"results_sweeper", "outbox_sweeper"} and "requeuer" not in running
-
-            await wait_until(only_others_run, every=1.0, what="the sweepers run, and no requeuer")
-            assert firing(recorder, tmp_path, "PenstockLoopStopped") == set()
-            recorder.hold(HELD)
-            assert firing(recorder, tmp_path, "PenstockLoopStopped") == {"callbacks"}
-            await connection.close()
-            moments = recorder.last("penstock_last_round_timestamp_seconds")
-            stood = {series for series in moments if dict(series)["loop"] == "requeuer"}
-            assert len(stood) == 1
-
-            async def runs() -> bool:
-                await recorder.step()
-                now = recorder.last("penstock_last_round_timestamp_seconds")
-                return all(now[series] != moments[series] for series in stood)
-
-            await wait_until(runs, every=1.0, what="the requeuer runs")
-    finally:
-        await connection.close()
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("away", ["postgres", "kafka"])
 async def test_a_server_that_is_away_is_alerted(tmp_path: Path, away: str) -> None:
     """O4, S11: the alert fires for every service while a server is away, and not before."""
@@ -248,53 +169,3 @@ async def test_a_server_that_is_away_is_alerted(tmp_path: Path, away: str) -> No
     finally:
         supervisor.close()
         shutil.rmtree(folder)
-
-
-@pytest.mark.long
-async def test_task_logs_that_are_not_stored_are_alerted(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path
-) -> None:
-    """O4, L2: the alerts fire while the object store is away and lines wait on Kafka. They do not
-    fire while lines wait for their segment, nor once they are stored."""
-    objects, away = tmp_path / "deployment" / "objects", tmp_path / "away"
-    line = [1785312000000, 20, "stdout", "a line"]
-    chunk = {"id": 1, "step": 0, "attempt": 0, "run": "a", "first": 0, "lines": [line]}
-    async with recorded(kafka_servers, prefix, database, tmp_path, PENSTOCK_LOGS_SEGMENT_S="0.5") as (
-        gateway,
-        recorder,
-    ):
-        assert (await gateway.post("/types", {"name": "t", "partitions": 1})).status == 201
-        assert (await gateway.post("/tasks", [{"type": "t"}])).status == 201
-
-        async def waiting(records: int) -> bool:
-            await recorder.step()
-            return total(recorder, "penstock_lag", topic="task-logs") == records
-
-        async def stored(segments: int) -> bool:
-            await recorder.step()
-            return total(recorder, "penstock_log_segments_total", what="stored") == segments
-
-        assert (await gateway.post("/logs", {"worker": "w", "chunks": [chunk]})).status == 202
-        await wait_until(lambda: stored(1), every=1.0, what="a segment is stored")
-        objects.rename(away)
-        objects.write_text("a file where the folder was")
-        more = {**chunk, "first": 1}
-        assert (await gateway.post("/logs", {"worker": "w", "chunks": [more]})).status == 202
-        await wait_until(lambda: waiting(1), every=1.0, what="a record waits")
-        assert firing(recorder, tmp_path, "PenstockLogsNotStored") == set()
-
-        async def store_fails() -> bool:
-            await recorder.step()
-            checks = recorder.last("penstock_check_ok")
-            failing = {dict(labels)["job"] for labels, value in checks.items() if value == "0.0"}
-            return "penstock-tasklogs" in failing
-
-        await wait_until(store_fails, every=1.0, what="tasklogs reports the outage")
-        recorder.hold(2 * HELD + 2)
-        assert firing(recorder, tmp_path, "PenstockLogsNotStored") == {""}
-        assert "tasklogs" in firing(recorder, tmp_path, "PenstockServerUnavailable")
-        objects.unlink()
-        away.rename(objects)
-        await wait_until(lambda: stored(2), every=1.0, what="the line is stored")
-        await wait_until(lambda: waiting(0), every=1.0, what="no record waits")
-        assert firing(recorder, tmp_path, "PenstockLogsNotStored") == set()

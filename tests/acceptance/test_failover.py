@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,7 @@ from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType, TypeCache, register
 from penstock.settings import Platform
 from penstock.worker import Done, Worker, WorkerSettings
-from tests.support.postgres_servers import QUOTED, PostgresServer
+from tests.chaos.standby import standby_pair
 from tests.support.services import running_service, write
 from tests.support.waiting import wait_until
 
@@ -29,49 +30,40 @@ TASKS = 60
 
 @pytest.fixture
 async def pair(tmp_path):
-    """A primary and its synchronous standby: each commit waits for the standby."""
-    primary, standby = PostgresServer(tmp_path / "one"), PostgresServer(tmp_path / "two")
-    try:
-        primary.make()
-        await primary.start()
-        standby.follow(primary)
-        await standby.start()
-        await primary.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
-        await primary.ask("SELECT pg_reload_conf()")
-        await wait_until(
-            lambda: primary.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")
-        )
-        yield primary, standby
-    finally:
-        standby.kill()
-        primary.kill()
+    async with standby_pair(tmp_path) as made:
+        yield made
 
 
-def servers_url(first: PostgresServer, second: PostgresServer) -> str:
-    hosts = f"127.0.0.1:{first.port},127.0.0.1:{second.port}"
-    return f"postgresql://postgres:{QUOTED}@{hosts}/postgres?target_session_attrs=read-write"
-
-
-async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix, pair, tmp_path):
-    """S11: the primary is killed while tasks run. Every acknowledged task ends on the promoted
-    standby, and the check is clean there."""
-    primary, standby = pair
-    url = servers_url(standby, primary)
-    options = Options(
+@pytest.fixture
+def options_of(kafka_servers, prefix, pair, tmp_path):
+    """Makes the options of a deployment whose database is a pair of servers."""
+    return partial(
+        Options,
         data_dir=tmp_path / "deployment",
         kafka=kafka_servers,
-        postgres=url,
+        postgres=pair.url,
         prefix=prefix,
         gateway_port=0,
         replicas=SERVICES,
-        environment={"PENSTOCK_SESSION_TIMEOUT_S": "6"},
     )
+
+
+def settings_of(options, deployment):
+    return {
+        "kafka": options.kafka,
+        "prefix": options.prefix,
+        "objects": deployment.addresses.objects,
+    }
+
+
+async def test_services_continue_with_the_promoted_standby(pair, options_of):
+    """S11: the primary is killed while tasks run. Every acknowledged task ends on the promoted
+    standby, and the check is clean there."""
+    standby = pair.standby
+    options = options_of(environment={"PENSTOCK_SESSION_TIMEOUT_S": "6"})
     async with Deployment(options) as deployment, AsyncExitStack() as stack:
-        deployment_settings = {
-            "kafka": kafka_servers,
-            "prefix": prefix,
-            "objects": deployment.addresses.objects,
-        }
+        url = options.postgres
+        deployment_settings = settings_of(options, deployment)
         worker = Worker(WorkerSettings(**deployment_settings))
         done = 0
 
@@ -87,9 +79,8 @@ async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix
         ids = [(await client.submit("t", n)).id for n in range(TASKS)]
         await stack.enter_async_context(running_service(worker.serve))
         await wait_until(lambda: done > TASKS // 4, what="tasks flow")
-        primary.kill()
         assert done < TASKS
-        await standby.ask("SELECT pg_promote()")
+        await pair.promote()
 
         async def ended():
             states = await standby.ask(
@@ -104,32 +95,22 @@ async def test_services_continue_with_the_promoted_standby(kafka_servers, prefix
 
 
 @pytest.mark.long
-async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_servers, prefix, pair, tmp_path):
+async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_servers, prefix, pair, options_of):
     """O10, S11: the standby has not received the last 150 tasks when the primary is killed and it
     is promoted, without a step by an operator. Records of the lost tasks are on Kafka; each task of
     the new primary succeeds with its own result, no id repeats, submissions by topic are read
     again, and the check is clean and names lost tasks."""
-    primary, standby = pair
-    url = servers_url(standby, primary)
-    options = Options(
-        data_dir=tmp_path / "deployment",
-        kafka=kafka_servers,
-        postgres=url,
-        prefix=prefix,
-        gateway_port=0,
-        replicas=SERVICES,
+    primary, standby = pair.primary, pair.standby
+    options = options_of(
         environment={
             "PENSTOCK_SESSION_TIMEOUT_S": "6",
             "PENSTOCK_RECHECK_S": "2",
             "PENSTOCK_RECOUNT_S": "5",
-        },
+        }
     )
     async with Deployment(options) as deployment, AsyncExitStack() as stack:
-        deployment_settings = {
-            "kafka": kafka_servers,
-            "prefix": prefix,
-            "objects": deployment.addresses.objects,
-        }
+        url = options.postgres
+        deployment_settings = settings_of(options, deployment)
         worker = Worker(WorkerSettings(**deployment_settings, pool=8))
 
         @worker.stage("t.start")
@@ -151,11 +132,7 @@ async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_serve
         await stack.enter_async_context(running_service(worker.serve))
         kept = await submit(0, TASKS)
         await wait_until(lambda: count(primary, "state = 'succeeded'"), what="tasks flow")
-        await primary.ask("ALTER SYSTEM RESET synchronous_standby_names")
-        await primary.ask("SELECT pg_reload_conf()")
-        await standby.ask("ALTER SYSTEM SET primary_conninfo = ''")
-        await standby.ask("SELECT pg_reload_conf()")
-        await wait_until(lambda: detached(primary), what="the standby receives nothing more")
+        await pair.detach()
         lost = await submit(1000, 150)
         records = [{"type": "t", "context": 9000 + n} for n in range(20)]
         await write(kafka_servers, f"{prefix}submitted", *records)
@@ -165,8 +142,7 @@ async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_serve
             return ingested and await count(primary, "state = 'succeeded'") > TASKS
 
         await wait_until(some_lost_tasks_ended, what="lost tasks run")
-        primary.kill()
-        await standby.ask("SELECT pg_promote()")
+        await pair.promote()
         new = set()
 
         async def submitted_again():
@@ -194,22 +170,18 @@ async def test_a_lagging_standby_gives_no_task_the_result_of_another(kafka_serve
         assert not (kept | new) & set(found.missing)
 
 
-async def detached(primary):
-    return await primary.ask("SELECT count(*) FROM pg_stat_replication") == 0
-
-
 async def test_connections_leave_a_read_only_server(pair, monkeypatch):
     """S11: a pool whose server is demoted refuses writes and connects to the next writable server.
     A session with locks on the demoted server is lost, and a session to a standby is refused. A
     pool for reads accepts a standby."""
-    primary, standby = pair
+    primary, standby = pair.primary, pair.standby
     async with (
-        open_pool(servers_url(primary, standby), "test") as pool,
+        open_pool(pair.url, "test") as pool,
         open_session(primary.url(), "test") as session,
     ):
         assert await pool.fetchval("SHOW port") == str(primary.port)
         monkeypatch.setattr(types, "WRITABLE_CHECK_S", 0.1)
-        settings = GatewaySettings.load({}, postgres=servers_url(primary, standby))
+        settings = GatewaySettings.load({}, postgres=pair.url)
         listen_task = asyncio.ensure_future(types.keep_fresh(settings, TypeCache(pool)))
         await wait_until(lambda: listens(primary), what="a gateway listens")
         await primary.ask("ALTER SYSTEM SET default_transaction_read_only = on")

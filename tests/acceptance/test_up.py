@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import asyncpg
 import psutil
@@ -53,6 +54,12 @@ def data_dir():
     path = make_folder()
     yield path / "data"
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def options_of(data_dir, kafka_servers, prefix, empty_database):
+    """Makes the options of a deployment on the servers of all tests."""
+    return partial(Options, data_dir=data_dir, kafka=kafka_servers, postgres=empty_database, prefix=prefix)
 
 
 @pytest.fixture
@@ -178,15 +185,11 @@ async def test_a_fresh_deployment_has_no_data_of_an_earlier_one(data_dir, monkey
             await _execute(deployment.postgres, "SELECT FROM public.kept")
 
 
-async def test_existing_servers_are_used(data_dir, kafka_servers, prefix, empty_database):
+async def test_existing_servers_are_used(options_of, data_dir, kafka_servers, prefix, empty_database):
     """With `kafka` and `postgres` given, the deployment starts only the services, each with its
     number of replicas."""
-    options = Options(
-        data_dir=data_dir,
+    options = options_of(
         services=FAKE_SERVICES,
-        kafka=kafka_servers,
-        postgres=empty_database,
-        prefix=prefix,
         replicas={"gateway": 1, "stages": 2},
     )
     async with Deployment(options) as deployment:
@@ -200,20 +203,14 @@ async def test_existing_servers_are_used(data_dir, kafka_servers, prefix, empty_
         assert (data_dir / "state.json").stat().st_mode & 0o077 == 0
 
 
-async def test_a_metrics_port_that_is_taken_gives_way_to_another(
-    data_dir, kafka_servers, prefix, empty_database
-):
+async def test_a_metrics_port_that_is_taken_gives_way_to_another(options_of):
     """O4: each process has a port of its own, counted from the setting, and another where that is
     taken. The deployment says where each listens."""
     steps: list[str] = []
     with socket.create_server(("127.0.0.1", choose_port())) as taken:
         usual = taken.getsockname()[1]
-        options = Options(
-            data_dir=data_dir,
+        options = options_of(
             services=FAKE_SERVICES,
-            kafka=kafka_servers,
-            postgres=empty_database,
-            prefix=prefix,
             replicas={"gateway": 1, "stages": 1},
             environment={"PENSTOCK_METRICS_PORT": str(usual)},
             # The next usual port after the one that is taken.
@@ -230,13 +227,11 @@ async def test_a_metrics_port_that_is_taken_gives_way_to_another(
     assert f"port {usual} is taken: gateway has its metrics on {ports['gateway']}" in steps
 
 
-async def test_a_service_that_cannot_start_ends_the_start(data_dir, kafka_servers, prefix, empty_database):
+async def test_a_service_that_cannot_start_ends_the_start(options_of, data_dir):
     """A service that keeps failing ends the start with its last log lines, and no process
     remains."""
     broken = {"stages": Service(argv=(sys.executable, "-c", "raise SystemExit('no such table')"), order=0)}
-    options = Options(
-        data_dir=data_dir, services=broken, kafka=kafka_servers, postgres=empty_database, prefix=prefix
-    )
+    options = options_of(services=broken)
     deployment = Deployment(options)
     with pytest.raises(CannotStart, match=r"stages does not start; its last log lines:\nno such table"):
         async with deployment:
@@ -245,18 +240,12 @@ async def test_a_service_that_cannot_start_ends_the_start(data_dir, kafka_server
     assert running(data_dir) is None
 
 
-async def test_a_service_that_refuses_its_settings_is_not_started_again(
-    data_dir, kafka_servers, prefix, empty_database
-):
+async def test_a_service_that_refuses_its_settings_is_not_started_again(options_of):
     """O8: `up` ends at the gateway's first refusal, with its message and the status of wrong
     settings."""
     gateway = {"gateway": SERVICES["gateway"]}
-    options = Options(
-        data_dir=data_dir,
+    options = options_of(
         services=gateway,
-        kafka=kafka_servers,
-        postgres=empty_database,
-        prefix=prefix,
         environment={"PENSTOCK_GATEWAY_HOST": "0.0.0.0"},
     )
     deployment = Deployment(options)
@@ -272,7 +261,7 @@ async def test_a_service_that_refuses_its_settings_is_not_started_again(
     assert len(refusals) == 1
 
 
-async def test_a_refusal_does_not_wait_for_other_services(data_dir, kafka_servers, prefix, empty_database):
+async def test_a_refusal_does_not_wait_for_other_services(options_of):
     """O8: a refusal ends the start at once, also while a service that was started before is not
     ready."""
     argv = (sys.executable, "-c")
@@ -280,12 +269,8 @@ async def test_a_refusal_does_not_wait_for_other_services(data_dir, kafka_server
         "stages": Service(argv=(*argv, "import signal; signal.pause()"), order=0),
         "callbacks": Service(argv=(*argv, "print('no such secret'); raise SystemExit(6)"), order=0),
     }
-    options = Options(
-        data_dir=data_dir,
+    options = options_of(
         services=services,
-        kafka=kafka_servers,
-        postgres=empty_database,
-        prefix=prefix,
         # If services were awaited one by one, the error would name `stages` after this time.
         start_timeout_s=20,
     )

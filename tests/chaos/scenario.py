@@ -49,7 +49,7 @@ from tests.support.waiting import wait_until
 
 LONG = os.environ.get("PENSTOCK_CHAOS_LONG", "") not in ("", "0")
 # Tasks of a scenario, divided among its waves.
-TASKS = int(os.environ.get("PENSTOCK_CHAOS_TASKS", "10000" if LONG else "1000"))
+TASKS = int(os.environ.get("PENSTOCK_CHAOS_TASKS", "10000" if LONG else "600"))
 SEED = RUN.seed = int(os.environ.get("PENSTOCK_CHAOS_SEED") or secrets.randbelow(1_000_000))
 STAGES = 3
 # More than a pause of a minute, its lease, its session and the back-offs after them.

@@ -39,7 +39,6 @@ SETTINGS = {
     "PENSTOCK_CALLBACK_SCHEDULE_S": ",".join(["1"] * 30),
     # Callbacks that a fault interrupted repeat on this path; the default of five slots is too slow.
     "PENSTOCK_CALLBACK_DIVERTED_SLOTS": "40",
-    "PENSTOCK_CALLBACK_DIVERTED_TARGET_SLOTS": "4",
 }
 # Longer than a session, so that Kafka reassigns the partitions during the pause.
 STOP_S = 20 if LONG else 8

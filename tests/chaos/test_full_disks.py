@@ -1,4 +1,4 @@
-"""The disk of PostgreSQL or of the object store is really full, and is freed later."""
+"""The disk of the object store, and then that of PostgreSQL, is really full, and is freed later."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.chaos.outage_wave import metered, nothing_charged, wave_through
+from tests.chaos.outage_wave import LEASE_MS, OutageScenario, metered, nothing_charged, wave_through
 from tests.chaos.scenario import run_scenario
-from tests.chaos.test_outages import LEASE_MS, OutageScenario
 from tests.support.callback_targets import target_server
 from tests.support.postgres_servers import PostgresServer
 
@@ -69,43 +68,20 @@ async def filled(folder: Path) -> AsyncIterator[None]:
         ballast.unlink()
 
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(missing() is not None, reason=str(missing()))]
-
-
-async def test_a_full_disk_of_the_object_store_is_charged_to_no_attempt(tmp_path):
-    """S11, T4, O2: the folder of the object store has no room. Gateway and task-sync report it, no
-    service ends, and everything goes on by itself when there is room again."""
-    with disk(tmp_path / "disk", 64) as folder:
-        async with (
-            target_server() as target,
-            run_scenario(
-                tmp_path,
-                "object store full",
-                workers=1,
-                environment=metered(),
-                lease_ms=LEASE_MS,
-                objects=folder.as_uri(),
-                kind=OutageScenario,
-            ) as scenario,
-        ):
-            scenario.targets = [f"{target.url}/{number}" for number in range(5)]
-            scenario.workers.start(environment={"PENSTOCK_WORKER_GATEWAY": scenario.deployment.gateway_url})
-            reports = dict.fromkeys(("gateway", "task-sync"), frozenset({"objects"}))
-            async with nothing_charged(scenario, target):
-                await wave_through(scenario, "object store full", partial(filled, folder), reports)
-
-
-async def test_a_full_disk_of_the_database_is_charged_to_no_attempt(tmp_path):
-    """S11, T4, O2: PostgreSQL's disk has no room, and the server may end for it. The services that
-    write report it, none ends, and everything goes on by itself when there is room again."""
-    with disk(tmp_path / "disk", 400) as folder:
+@pytest.mark.long
+@pytest.mark.skipif(missing() is not None, reason=str(missing()))
+async def test_a_full_disk_is_charged_to_no_attempt(tmp_path):
+    """S11, T4, O2: the folder of the object store has no room; then PostgreSQL's disk has none, and
+    the server may end for it. The services that write report it, none ends, and everything goes on
+    by itself when there is room again."""
+    with disk(tmp_path / "objects", 64) as objects, disk(tmp_path / "database", 400) as folder:
         server = PostgresServer(folder / "postgres")
         server.make()
         small = {"min_wal_size": "32MB", "max_wal_size": "64MB"}
         await server.start(**small)
 
         @asynccontextmanager
-        async def outage() -> AsyncIterator[None]:
+        async def database_full() -> AsyncIterator[None]:
             async with filled(folder):
                 yield
             if not await server.serves():
@@ -118,19 +94,19 @@ async def test_a_full_disk_of_the_database_is_charged_to_no_attempt(tmp_path):
                 target_server() as target,
                 run_scenario(
                     tmp_path,
-                    "database full",
+                    "full disks",
                     workers=1,
                     environment={**metered(), "PENSTOCK_CALLBACK_ALLOW": "127.0.0.0/8"},
                     lease_ms=LEASE_MS,
                     postgres=server.url(),
+                    objects=objects.as_uri(),
                     kind=OutageScenario,
                 ) as scenario,
             ):
-                scenario.targets = [f"{target.url}/{number}" for number in range(5)]
-                gateway = {"PENSTOCK_WORKER_GATEWAY": scenario.deployment.gateway_url}
-                scenario.workers.start(environment=gateway)
-                reports = dict.fromkeys(("gateway", "task-sync"), frozenset({"postgres"}))
-                async with nothing_charged(scenario, target):
-                    await wave_through(scenario, "database full", outage, reports)
+                scenario.start_with(target)
+                for check, outage in (("objects", partial(filled, objects)), ("postgres", database_full)):
+                    reports = dict.fromkeys(("gateway", "task-sync"), frozenset({check}))
+                    async with nothing_charged(scenario, target):
+                        await wave_through(scenario, f"{check} full", outage, reports)
         finally:
             server.kill()

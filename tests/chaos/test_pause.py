@@ -25,7 +25,7 @@ async def test_paused_processes_lose_no_task(tmp_path, seconds):
     # other worker takes over the tasks of a worker.
     statuses = frozenset({0, EXIT_FAILED} if seconds >= STALL_S else {0})
     async with run_scenario(tmp_path, f"stop {seconds} s", statuses=statuses) as scenario:
-        groups = scenario.groups([*SERVICES, *SERVERS, "worker"])
+        groups = scenario.groups([*SERVICES, *SERVERS, "worker"], at_once=4)
         for group in groups:
 
             async def inject(group: list[str] = group) -> None:

@@ -12,9 +12,8 @@ from penstock.kafka.client.connection import admin_client
 from penstock.local.cluster import three_brokers
 from penstock.local.supervisor import Supervisor
 from penstock.settings import Platform
-from tests.chaos.outage_wave import metered, nothing_charged, wave_through
+from tests.chaos.outage_wave import LEASE_MS, OutageScenario, metered, nothing_charged, wave_through
 from tests.chaos.scenario import run_scenario
-from tests.chaos.test_outages import LEASE_MS, OutageScenario
 from tests.support.callback_targets import target_server
 from tests.support.topics import require_replicas
 
@@ -45,8 +44,7 @@ async def test_topics_that_take_no_records_are_charged_to_no_attempt(tmp_path):
                 kind=OutageScenario,
             ) as scenario,
         ):
-            scenario.targets = [f"{target.url}/{number}" for number in range(5)]
-            scenario.workers.start(environment={"PENSTOCK_WORKER_GATEWAY": scenario.deployment.gateway_url})
+            scenario.start_with(target)
             settings = Platform.load(scenario.deployment.environment)
             async with admin_client(settings) as admin:
                 names = [name for name in await admin.list_topics() if name.startswith(settings.prefix)]
@@ -60,7 +58,7 @@ async def test_topics_that_take_no_records_are_charged_to_no_attempt(tmp_path):
 
             reports = dict.fromkeys(("gateway", "stages"), frozenset({"writes"}))
             async with nothing_charged(scenario, target):
-                await wave_through(scenario, "no writes", outage, reports, seconds=2 * STALL_S)
+                await wave_through(scenario, "no writes", outage, reports, seconds=1.5 * STALL_S)
     finally:
         await asyncio.to_thread(supervisor.close)
         log.close()

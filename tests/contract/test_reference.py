@@ -86,14 +86,9 @@ def error_table() -> str:
 
 def metric_table() -> str:
     return "\n".join(
-        f"| `{name}` ({metric.kind}) | {', '.join(f'`{label}`' for label in metric.labels)} | {doc} |"
+        f"| `{metric.name}` ({metric.kind}) | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.doc} |"
         for metric in metrics.ALL
-        for name, doc in metric.exported
     )
-
-
-def deprecated_table() -> str:
-    return "\n".join(f"| `{old}` | `{metric.name}` |" for metric in metrics.ALL for old in metric.deprecated)
 
 
 def status_table() -> str:
@@ -180,12 +175,6 @@ alone, and include the standard ones of a process (`process_cpu_seconds_total`, 
 | metric | labels | meaning |
 | --- | --- | --- |
 {metric_table()}
-
-These names have been replaced. Each is exported beside its successor until the next version.
-
-| deprecated | use |
-| --- | --- |
-{deprecated_table()}
 
 ## HTTP
 

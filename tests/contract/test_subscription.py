@@ -278,7 +278,7 @@ def test_the_callbacks_of_flows_are_those_of_tasks_but_for_the_events() -> None:
 
 
 def test_a_record_has_headers_and_order_only_if_set() -> None:
-    """Services of earlier releases accept the record of a plain callback."""
+    """The record of a plain callback has the required fields only."""
     plain = Callback(id="1", target=TargetId("default", URL), task_id=1, attempt=0, body=b"{}")
     assert set(json.loads(plain.encode())) == {"id", "target", "task_id", "attempt", "body"}
     assert subscription.expand(URL).request_headers() is None

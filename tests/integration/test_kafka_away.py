@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from aiokafka import AIOKafkaProducer
 from tests.support.callback_targets import Bench, make_callback
-from tests.support.services import make_topics, read
+from tests.support.services import read
 from tests.support.waiting import wait_until
 
 from penstock.callbacks import requeuer
@@ -63,14 +63,11 @@ def fail_first(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, failures
 
 
 async def test_an_outage_of_kafka_does_not_end_the_sweeper(
-    kafka_servers: str, prefix: str, database: str, monkeypatch: pytest.MonkeyPatch
+    where: dict[str, Any], kafka_servers: str, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S11, O1: Kafka is unavailable while rows are left in the outbox. The sweeper keeps its lock,
     and publishes the rows when Kafka is back."""
-    settings = StagesSettings(
-        kafka=kafka_servers, prefix=prefix, postgres=database, sweep_age_s=0.0, sweep_every_s=0.1
-    )
-    await make_topics(kafka_servers, prefix)
+    settings = StagesSettings(**where, sweep_age_s=0.0, sweep_every_s=0.1)
     failed = fail_first(monkeypatch, sweeper, "publish")
     async with connected(settings) as (pool, session, producer):
         await pool.execute("INSERT INTO outbox (keys, records) VALUES ($1, $2)", [b"1"], [b"{}"])

@@ -23,8 +23,9 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 
 from penstock.callbacks.app import create_app
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.signing import SymmetricKey
 from penstock.contracts.event import Callback
-from penstock.core.target import target_of
+from penstock.core.target import TargetId, target_of
 from penstock.kafka.client.connection import make_consumer, make_producer, running
 from penstock.kafka.processing.outbox import send_callbacks
 from penstock.kafka.topology.creation import create_topics
@@ -81,6 +82,11 @@ class Target:
         finally:
             self.under_way[request.path] -= 1
             self.ended += 1
+
+
+async def keys_of(_target: TargetId) -> list[SymmetricKey]:
+    """The keys that sign in tests without a database."""
+    return [SymmetricKey(SECRET)]
 
 
 def answering(*statuses: int, **headers: str) -> Answer:

@@ -24,6 +24,13 @@ from tests.support.waiting import wait_until
 RECHECK_S = 1.0
 
 
+async def submit(pool, count=1, type_name="t", **fields):
+    """Submits so many tasks in one statement; returns their ids, in the order of the batch."""
+    fields = {"context": Context.encode(None)} | fields
+    batch = [Submission(type=type_name, **fields) for _ in range(count)]
+    return [found.id for found in await tasks.submit(pool, batch)]
+
+
 class System:
     """A deployment of one type, `t`, with two partitions."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 # Seconds of a recorded step in promtool. Steps are recorded faster than that.
 STEP_S = 15
-# Moments in seconds since 1970 end with this.
-_MOMENT = "_timestamp_seconds"
-# A moment that changed within so many steps goes on changing.
-_MOVED_STEPS = 5
 # As promtool writes a series that has vanished from a scrape, and no sample.
 _STALE, _NONE = "stale", "_"
 
@@ -23,10 +18,7 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class Recorder:
-    """Scrapes metrics ports in steps.
-
-    In promtool the first step is at 0. A moment that has changed is as old there as it is now, and
-    one that stands stays where it was, although more time passes between steps there.
+    """Scrapes metrics ports in steps; in promtool the first one is at 0.
 
     Args:
         ports: of the services, by name.
@@ -35,18 +27,12 @@ class Recorder:
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = dict(ports)
         self._values: dict[Series, list[str]] = {}
-        # Each moment has its last value, the step in which that changed, and its place in promtool.
-        self._moments: dict[Series, tuple[float, int, float]] = {}
         self.steps = 0
 
     async def step(self) -> None:
         """Scrapes each port once."""
         pages = await asyncio.gather(*(self._scrape(*service) for service in self._ports.items()))
-        found = {
-            series: self._moved(series, value) if series[0].endswith(_MOMENT) else value
-            for page in pages
-            for series, value in page.items()
-        }
+        found = {series: value for page in pages for series, value in page.items()}
         for series in self._values.keys() | found.keys():
             values = self._values.setdefault(series, [_NONE] * self.steps)
             if series in found:
@@ -55,38 +41,11 @@ class Recorder:
                 values.append(_STALE if values and values[-1] not in (_STALE, _NONE) else _NONE)
         self.steps += 1
 
-    async def record(self, steps: int, every_s: float) -> None:
-        """Scrapes each port in intervals."""
-        for _ in range(steps):
-            await self.step()
-            await asyncio.sleep(every_s)
-
-    def _moved(self, series: Series, value: float) -> float:
-        known = self._moments.get(series)
-        if known is None or known[0] != value:
-            known = value, self.steps, self.steps * STEP_S - (time.time() - value)
-            self._moments[series] = known
-        return known[2]
-
     def hold(self, steps: int) -> None:
-        """Repeats the last step, for an outage that lasts; counters do not grow in it.
-
-        Moments that changed until now go on changing.
-        """
-        for series, values in self._values.items():
-            last = _NONE if values[-1] == _STALE else values[-1]
-            step_s = STEP_S if self._goes_on(series) and last != _NONE else 0
-            self._values[series] = values + [
-                repr(float(last) + number * step_s) if step_s else last for number in range(1, steps + 1)
-            ]
+        """Repeats the last step, for an outage that lasts; counters do not grow in it."""
+        for values in self._values.values():
+            values.extend([_NONE if values[-1] == _STALE else values[-1]] * steps)
         self.steps += steps
-
-    def goes_on(self, name: str) -> dict[tuple[tuple[str, str], ...], bool]:
-        """Whether `hold` lets each series of moments go on, by its labels."""
-        return {labels: self._goes_on((found, labels)) for found, labels in self._values if found == name}
-
-    def _goes_on(self, series: Series) -> bool:
-        return self.steps - self._moments.get(series, (0.0, -_MOVED_STEPS, 0.0))[1] < _MOVED_STEPS
 
     def last(self, name: str) -> dict[tuple[tuple[str, str], ...], str]:
         """The last value of each series of a metric, by its labels."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.kafka.client.connection import admin_client
 from penstock.kafka.topology import topic_plan
-from penstock.kafka.topology.topic_config import BY_BROKER, STAMP
+from penstock.kafka.topology.topic_config import STAMP
 from penstock.settings import Kafka
 from tests.support.waiting import wait_until
 
@@ -23,8 +23,8 @@ async def use_writers_stamps(settings: Kafka, names: Iterable[str]) -> None:
         names: of existing topics, in full.
     """
     old = set(names)
-    stamps = [topic_plan.Difference(name, STAMP, BY_BROKER, "CreateTime") for name in old]
-    await topic_plan.stamp(settings, stamps)
+    async with admin_client(settings) as client:
+        await topic_plan._alter(client, {name: {STAMP: "CreateTime"} for name in old})
 
     async def all_differ() -> bool:
         return old <= {found.topic for found in await topic_plan.plan(settings) if found.what == STAMP}

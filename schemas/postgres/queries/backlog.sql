@@ -1,5 +1,4 @@
--- Backlog counters: the triggers of migration 0018 record each change, and task-sync folds the
--- changes.
+-- Backlog counters: triggers record each change, and task-sync folds the changes.
 
 -- name: fold
 -- Adds at most `limit` ($2) recorded changes of types to their counters; returns how many, and

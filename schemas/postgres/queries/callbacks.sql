@@ -199,14 +199,6 @@ FROM unnest($1::text[], $2::text[]) AS i (id, error)
 WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.state = 'pending'
 RETURNING c.id, c.namespace, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.finished_at, c.error;
 
--- name: stamp_held
--- Notes since when callbacks are held that a process of a release before `held_since` has held.
--- They are not ended at once: that release held callbacks without limit.
-UPDATE callback SET held_since = now()
-WHERE id = ANY (ARRAY(SELECT id FROM callback WHERE state = 'held' AND held_since IS NULL
-                      LIMIT $1 FOR UPDATE SKIP LOCKED))
-RETURNING id;
-
 -- name: end_held
 -- Ends the first callbacks that have been held for longer than $2 seconds.
 UPDATE callback c SET state = 'dead', error = $3, finished_at = now()

@@ -119,7 +119,7 @@ WITH ahead AS (
     SELECT 'release', id::text, created_at - now() FROM release WHERE created_at > now() + make_interval(secs => $2)
     UNION ALL
     SELECT 'operation', id, next_at - now() FROM audit
-    WHERE state IN ('running', 'running_flows') AND next_at > now() + make_interval(secs => $2 + coalesce(1 / rate, 0))
+    WHERE state = 'running' AND next_at > now() + make_interval(secs => $2 + coalesce(1 / rate, 0))
 )
 SELECT what, id, extract(epoch FROM by)::double precision AS ahead_s, count(*) OVER () AS found
 FROM ahead ORDER BY what, id LIMIT $1;
@@ -383,4 +383,4 @@ RETURNING id;
 
 -- name: mend_operations
 UPDATE audit SET next_at = now()
-WHERE state IN ('running', 'running_flows') AND next_at > now() + make_interval(secs => $1 + coalesce(1 / rate, 0)) RETURNING id;
+WHERE state = 'running' AND next_at > now() + make_interval(secs => $1 + coalesce(1 / rate, 0)) RETURNING id;

@@ -1,12 +1,10 @@
 -- Bulk operations on tasks and flows. Each batch is a transaction, which writes the tasks or the
--- commands to flows, `behind` and `changed`. Operations on flows run in the state `running_flows`,
--- which gateways of earlier releases do not continue.
+-- commands to flows, `behind` and `changed`.
 
 -- name: create
 -- No row when the id exists.
-INSERT INTO audit (id, verb, asked_by, filter, priority, rate, actor, namespaces, subject, version, state, upto)
+INSERT INTO audit (id, verb, asked_by, filter, priority, rate, actor, namespaces, subject, version, upto)
 VALUES ($1, $2, $3, $4::jsonb, $5, $6, $7, $8, $9, $10,
-        CASE $9 WHEN 'flow' THEN 'running_flows' ELSE 'running' END,
         CASE $9 WHEN 'flow' THEN coalesce((SELECT max(id) FROM flow), 0)
                 ELSE coalesce((SELECT max(id) FROM task), 0) END)
 ON CONFLICT (id) DO NOTHING
@@ -20,31 +18,27 @@ SELECT * FROM audit WHERE id = $1;
 -- all.
 SELECT * FROM audit
 WHERE ($1::text IS NULL OR verb = $1)
-  AND ($2::text IS NULL OR CASE state WHEN 'running_flows' THEN 'running' ELSE state END = $2) AND ($3::bigint IS NULL OR seq < $3)
+  AND ($2::text IS NULL OR state = $2) AND ($3::bigint IS NULL OR seq < $3)
   AND ($5::text[] IS NULL OR namespaces <@ $5)
 ORDER BY seq DESC LIMIT $4;
 
 -- name: running
 -- Running operations, without those that the caller runs ($2).
-SELECT id FROM (
-    (SELECT id, seq FROM audit WHERE state = 'running' AND id <> ALL ($2::text[]) ORDER BY seq LIMIT $1)
-    UNION ALL
-    (SELECT id, seq FROM audit WHERE state = 'running_flows' AND id <> ALL ($2::text[]) ORDER BY seq LIMIT $1)
-) r ORDER BY seq LIMIT $1;
+SELECT id FROM audit WHERE state = 'running' AND id <> ALL ($2::text[]) ORDER BY seq LIMIT $1;
 
 -- name: stop
 UPDATE audit SET state = 'stopped', stopped_by = $2, finished_at = now()
-WHERE id = $1 AND state IN ('running', 'running_flows');
+WHERE id = $1 AND state = 'running';
 
 -- name: fail
 UPDATE audit SET state = 'failed', error = $2, finished_at = now()
-WHERE id = $1 AND state IN ('running', 'running_flows');
+WHERE id = $1 AND state = 'running';
 
 -- name: claim
 -- Locks a running operation until the end of the transaction. No row when it has ended, or when
 -- another process holds it.
 SELECT *, extract(epoch FROM next_at - now())::double precision AS wait_s
-FROM audit WHERE id = $1 AND state IN ('running', 'running_flows') FOR UPDATE SKIP LOCKED;
+FROM audit WHERE id = $1 AND state = 'running' FOR UPDATE SKIP LOCKED;
 
 -- name: record_batch
 -- An operation with a rate catches up on at most one second, so that it does not burst after a
@@ -176,16 +170,14 @@ WITH paused AS (
 SELECT id, step, attempt FROM paused, (SELECT count(*) FROM woken) AS w;
 
 -- name: resume
--- Restores the state before the pause: `scheduled` when the delay is not over, else `ready`. For
--- other tasks only `pausing` is cleared, which a process of an earlier version may have left
--- behind.
+-- Restores the state before the pause: `scheduled` when the delay is not over, else `ready`. A
+-- running task that was to pause goes on.
 WITH resumed AS (
     UPDATE task
     SET state = CASE WHEN state <> 'paused' THEN state WHEN due_at > now() THEN 'scheduled' ELSE 'ready' END,
-        pausing = false,
-        updated_at = CASE state WHEN 'queued' THEN updated_at ELSE now() END
+        pausing = false, updated_at = now()
     WHERE id = ANY ($1::bigint[])
-      AND (state = 'paused' OR pausing AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined'))
+      AND (state = 'paused' OR pausing AND state = 'running')
     RETURNING id, type, state
 ), woken AS (
     SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)

@@ -65,9 +65,9 @@ SELECT t.* FROM task t WHERE t.id = $1;
 -- name: by_ids
 SELECT t.* FROM task t WHERE t.id = ANY ($1::bigint[]) ORDER BY t.id;
 
--- name: references
--- Reads the types and references of tasks whose results refer to objects.
-SELECT id, type, context_ref FROM task WHERE id = ANY ($1::bigint[]);
+-- name: types
+-- Reads the types of tasks whose results refer to objects.
+SELECT id, type FROM task WHERE id = ANY ($1::bigint[]);
 
 -- name: attempts
 SELECT step, attempt, stage, outcome, worker, error, started_at, finished_at

@@ -40,8 +40,7 @@ Guarantees
 - A target is one URL in one namespace (`core.target`). Its health, rate, slots and
   operators' decisions are its own.
 - One process owns a target: the one whose partition has its records. Its health survives that
-  process. Records are keyed by the URL alone, so one process owns a URL in all namespaces, also
-  during an upgrade from releases without namespaces.
+  process. Records are keyed by the URL alone, so one process owns a URL in all namespaces.
 - A failure in self-check mode uses up no schedule.
 - A target's rate holds over both paths together (`core.call_pacer`); a new process starts it anew.
 - Ordered callbacks are called one after the other, each when the one before is delivered or dead.

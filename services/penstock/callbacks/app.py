@@ -48,7 +48,9 @@ def create_app(settings: CallbacksSettings) -> process.Service:
             producer = await stack.enter_async_context(running(make_producer(settings)))
             hosts = Hosts(settings)
             secret_cache = SecretCache(settings, pool)
-            caller = await stack.enter_async_context(open_caller(settings, hosts.resolved, secret_cache))
+            caller = await stack.enter_async_context(
+                open_caller(settings, secret_cache.keys_of, hosts.resolved)
+            )
             with translated():
                 partitions = len(await producer.partitions_for(settings.prefix + CALLBACKS.name))
             requeuer = Requeuer(settings, session, pool, producer)

@@ -6,18 +6,14 @@ costs no query, and a count costs at most some 50 ms, however many callbacks the
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 
 from penstock import metrics
-from penstock.errors import PostgresUnavailable
 from penstock.metrics import Sample
 from penstock.postgres import callbacks
 from penstock.postgres.callbacks import StateCounts
 from penstock.postgres.session import Session
-
-log = logging.getLogger(__name__)
 
 COUNT_EVERY_S = 30.0
 # Most callbacks of one state that are counted.
@@ -43,17 +39,12 @@ class CallbackCounts:
 
         Raises:
             SessionLost: the lock is gone with its session.
+            PostgresUnavailable: the next count is due as if this one had succeeded.
         """
         if time.monotonic() < self._count_at_s:
             return
         self._count_at_s = time.monotonic() + COUNT_EVERY_S
-        try:
-            self._counts = await callbacks.count_states(self._session, most=MOST, overdue_s=OVERDUE_S)
-        except PostgresUnavailable as error:
-            log.warning(
-                "Callbacks are not counted now: PostgreSQL is unavailable",
-                extra={"event": "callback_count_delayed", "reason": str(error)},
-            )
+        self._counts = await callbacks.count_states(self._session, most=MOST, overdue_s=OVERDUE_S)
 
     def samples(self) -> Iterator[Sample]:
         """The last counts; none where another process counts."""

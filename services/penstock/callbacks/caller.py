@@ -17,7 +17,7 @@ none of the headers that were sent, and no forbidden address.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,10 +32,11 @@ from penstock.callbacks import egress
 from penstock.callbacks.connections import Request, UnreadableAnswer, send_on_live_connection
 from penstock.callbacks.egress import ForbiddenAddress
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.callbacks.signing import KeySource, SettingKeys, UnusableSecrets, signed_headers
+from penstock.callbacks.signing import SigningKey, UnusableSecrets, signed_headers
 from penstock.concurrency.timeout_queue import Deadlines
 from penstock.contracts.event import Callback, origin_of
 from penstock.core.delivery import parse_retry_after
+from penstock.core.target import TargetId
 from penstock.outgoing_http import as_given, host_header
 
 EXCERPT_BYTES = 1024
@@ -51,6 +52,10 @@ _MESSAGE_CHARACTERS = 300
 
 # PostgreSQL and terminals do not accept these control characters.
 _UNPRINTABLE = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127], "\N{REPLACEMENT CHARACTER}")
+
+
+# Finds the keys that sign for a target; it raises `UnusableSecrets`.
+KeysOf = Callable[[TargetId], Awaitable[Sequence[SigningKey]]]
 
 
 # Not frozen: there is one per call, and freezing costs time.
@@ -94,13 +99,13 @@ class Caller:
 
     Args:
         session: see `open_caller`.
-        keys: sign the bodies.
+        keys_of: finds the keys that sign.
         timeout_s: of a whole call, including the answer.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, keys: KeySource, timeout_s: float) -> None:
+    def __init__(self, session: aiohttp.ClientSession, keys_of: KeysOf, timeout_s: float) -> None:
         self._session = session
-        self._keys = keys
+        self._keys_of = keys_of
         self._timeout_s = timeout_s
         self._deadlines = Deadlines(timeout_s)
         self._clock: Callable[[], float] = asyncio.get_running_loop().time
@@ -134,7 +139,7 @@ class Caller:
 
     async def _call(self, callback: Callback, headers: Mapping[str, str]) -> CallResult:
         try:
-            keys = await self._keys.keys_of(callback.target)
+            keys = await self._keys_of(callback.target)
         except UnusableSecrets as error:
             # Never with a wider secret, which receivers of other targets have too.
             return CallResult(took_s=0.0, kind="Secret", message=_printable(str(error)), called=False)
@@ -257,15 +262,15 @@ def _printable(text: str) -> str:
 @asynccontextmanager
 async def open_caller(
     settings: CallbacksSettings,
+    keys_of: KeysOf,
     resolved: egress.Resolved = lambda _name, _addresses: None,
-    keys: KeySource | None = None,
 ) -> AsyncIterator[Caller]:
     """Opens a caller for a `with` block.
 
     Args:
         settings: of the service.
+        keys_of: finds the keys that sign for a target.
         resolved: receives each name that is resolved, with its addresses.
-        keys: sign for each target; None for those of the setting.
     """
     async with (
         _closed_after(egress.make_resolver(resolved=resolved)) as resolver,
@@ -292,7 +297,7 @@ async def open_caller(
             },
         ) as session,
     ):
-        yield Caller(session, keys or SettingKeys(settings.callback_secrets), settings.callback_timeout_s)
+        yield Caller(session, keys_of, settings.callback_timeout_s)
 
 
 @asynccontextmanager

@@ -11,7 +11,6 @@ import logging
 import time
 
 from penstock.callbacks.settings import CallbacksSettings
-from penstock.errors import PostgresUnavailable
 from penstock.metrics.rounds import ROUNDS
 from penstock.postgres import callback_ends
 from penstock.postgres.session import Session
@@ -49,18 +48,12 @@ class HeldExpiry:
 
         Raises:
             SessionLost: the lock is gone with its session.
+            PostgresUnavailable: the next pass is due as if this one had succeeded.
         """
         if time.monotonic() < self._expire_at_s:
             return False
         self._expire_at_s = time.monotonic() + EXPIRE_EVERY_S
-        try:
-            ended = await callback_ends.end_held(self._session, limit=ENDED_ROWS, longest_s=self._longest_s)
-        except PostgresUnavailable as error:
-            log.warning(
-                "Ending callbacks that were held for too long is delayed: PostgreSQL is unavailable",
-                extra={"event": "held_expiry_delayed", "reason": str(error)},
-            )
-            return False
+        ended = await callback_ends.end_held(self._session, limit=ENDED_ROWS, longest_s=self._longest_s)
         self.ended += ended
         ROUNDS.complete(LOOP)
         if ended:
@@ -68,7 +61,7 @@ class HeldExpiry:
                 "Callbacks were held for too long and are dead",
                 extra={"event": "held_callbacks_ended", "count": ended, "held_s": self._longest_s},
             )
-        left = ended == ENDED_ROWS
-        if left:
-            self._expire_at_s = 0.0
-        return left
+        if ended < ENDED_ROWS:
+            return False
+        self._expire_at_s = 0.0
+        return True

@@ -1,4 +1,4 @@
-"""Bounds the slots of one path per host and per server, however many targets they have.
+"""Bounds the slots of one path per host, per server and of all unresponsive targets together.
 
 Isolation of hosts (C5)
 - A host that has not answered yet, or whose latest call was slow, is not trusted. It may use as
@@ -9,6 +9,7 @@ Isolation of hosts (C5)
   answer of a neighbour could make it trusted again.
 - The untrusted hosts of one server (`core.target.server_of`) share a few slots, so that names and
   ports of one server gain nothing. Trusted hosts of that server do not wait for them.
+- Unresponsive targets, whose latest call was slow, share at most `unresponsive_slots`.
 
 A lane whose host has no slot is set aside until one is free, so it costs nothing while it waits.
 No I/O.
@@ -26,14 +27,19 @@ from penstock.callbacks.settings import LaneBounds
 from penstock.core.target import HostId, TargetId
 
 
+class _UnresponsiveTargets(NamedTuple):
+    """Counts the slots of all unresponsive targets."""
+
+
 class _TrustedTargets(NamedTuple):
     """Counts the slots of a host's trusted targets."""
 
     host: HostId
 
 
-# A host, its trusted targets, or one of the servers that untrusted hosts use.
-_Key = HostId | _TrustedTargets | str
+# All unresponsive targets, a host, its trusted targets, or a server that untrusted hosts use.
+_Key = _UnresponsiveTargets | HostId | _TrustedTargets | str
+_UNRESPONSIVE = _UnresponsiveTargets()
 # Keys that are looked at, per recall, whose lanes may have room since other hosts freed slots.
 _SCANNED = 8
 
@@ -46,6 +52,7 @@ class HostSlots:
         host_of: the host of a target.
         servers_of: the servers of a host.
         is_trusted: whether a target's latest call was answered in time.
+        is_unresponsive: whether a target's latest call was slow.
     """
 
     def __init__(
@@ -54,19 +61,21 @@ class HostSlots:
         host_of: Callable[[TargetId], Host],
         servers_of: Callable[[Host], tuple[str, ...]],
         is_trusted: Callable[[TargetId], bool],
+        is_unresponsive: Callable[[TargetId], bool],
     ) -> None:
         self._bounds = bounds
         self._host_of = host_of
         self._servers_of = servers_of
         self._is_trusted = is_trusted
+        self._is_unresponsive = is_unresponsive
         self._used: Counter[_Key] = Counter()
-        # Host and servers that each slot in use counts for, by target.
+        # The keys that each slot in use counts for, by target.
         self._charged: dict[TargetId, list[tuple[_Key, ...]]] = {}
         self._aside: OrderedDict[_Key, OrderedDict[TargetId, Host]] = OrderedDict()
         self._key_of_aside: dict[TargetId, _Key] = {}
         # Keys with lanes aside that have freed a slot.
         self._freed: dict[_Key, None] = {}
-        # Targets with lanes aside whose call has ended, so that they may be trusted now.
+        # Targets with lanes aside whose call has ended, so that other bounds may hold now.
         self._ended: dict[TargetId, None] = {}
 
     def set_aside(self, target_id: TargetId, *, scarce: bool, ahead: int) -> bool:
@@ -128,7 +137,11 @@ class HostSlots:
             key = next(iter(self._aside))
             self._aside.move_to_end(key)
             self._freed[key] = None
-        recalled = [target_id for target_id in self._ended if self._is_trusted(target_id)]
+        recalled = [
+            target_id
+            for target_id in self._ended
+            if self._is_trusted(target_id) or self._key_of_aside[target_id] is _UNRESPONSIVE
+        ]
         self._ended.clear()
         for target_id in recalled:
             self.drop(target_id)
@@ -147,14 +160,18 @@ class HostSlots:
         return bool(self._aside)
 
     def _keys(self, target_id: TargetId, host: Host) -> tuple[_Key, ...]:
-        """The host, its trusted targets or the servers that a slot counts for."""
+        """The keys that a slot counts for."""
         if self._is_trusted(target_id):
-            return (_TrustedTargets(host.id),)
-        return (host.id,) if host.trusted else (host.id, *self._servers_of(host))
+            keys: tuple[_Key, ...] = (_TrustedTargets(host.id),)
+        else:
+            keys = (host.id,) if host.trusted else (host.id, *self._servers_of(host))
+        return (_UNRESPONSIVE, *keys) if self._is_unresponsive(target_id) else keys
 
     def _most(self, key: _Key, host: Host, *, scarce: bool, ahead: int = 0) -> int:
         bounds = self._bounds
         if isinstance(key, str):
             return bounds.server_slots
+        if key is _UNRESPONSIVE:
+            return bounds.unresponsive_slots
         trusted = host.trusted or isinstance(key, _TrustedTargets)
         return max(bounds.host_slots, ahead) if trusted and not scarce else bounds.untrusted_slots

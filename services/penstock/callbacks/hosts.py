@@ -45,11 +45,11 @@ class Host:
         name: host name or address.
         window: its health.
         drain: how many held callbacks of all its targets may be drained while it is not trusted.
-        suspect: whether its latest call was slow.
+        unresponsive: whether its latest call was slow.
         trusted: whether its latest call was answered in time.
     """
 
-    __slots__ = ("drain", "id", "name", "suspect", "trusted", "window")
+    __slots__ = ("drain", "id", "name", "trusted", "unresponsive", "window")
 
     def __init__(self, host_id: HostId, name: str, settings: CallbacksSettings) -> None:
         self.id = host_id
@@ -64,7 +64,7 @@ class Host:
             )
         )
         self.drain = Drain(settings.drain)
-        self.suspect = False
+        self.unresponsive = False
         self.trusted = False
 
     @property

@@ -3,7 +3,7 @@
 Isolation of slow targets (C5)
 - A lane has at most `target_slots` calls, and at most one while few slots are free.
 - All targets of a host, and the untrusted hosts of a server, have few slots (`host_slots`).
-- Suspect targets, whose latest call was slow, hold at most `suspect_slots` together.
+- Unresponsive targets, whose latest call was slow, hold at most `unresponsive_slots` together.
 - A call that turns out slow frees its slot and moves to the slow pool, which is bounded, too.
 - A callback that would wait too long at the pace of its target leaves its lane at once
   (`take_excess`). One that does wait too long, behind targets that hold all slots, leaves it later
@@ -52,8 +52,6 @@ class _Lane:
     # Slots in use: for calls, for claimed attempts and for those being claimed.
     slots: int = 0
     calls: int = 0
-    # Slots among them that were taken while the target was suspect.
-    suspect_slots: int = 0
     # It is scheduled again below this number of slots: half of what it may claim ahead, so that
     # claims come in batches.
     refill: int = sys.maxsize
@@ -69,7 +67,7 @@ class Lanes:
         bounds: of the path.
         host_of: the host of a target.
         servers_of: the servers of a host.
-        is_suspect: whether a target's latest call was slow.
+        is_unresponsive: whether a target's latest call was slow.
         is_trusted: whether a target's latest call was answered in time.
         pacer: when a target may be called next; shared by the paths.
         max_rate: most calls per second that this path may make to a target; None for the target's
@@ -82,7 +80,7 @@ class Lanes:
         *,
         host_of: Callable[[TargetId], Host],
         servers_of: Callable[[Host], tuple[str, ...]],
-        is_suspect: Callable[[TargetId], bool] = lambda _target_id: False,
+        is_unresponsive: Callable[[TargetId], bool] = lambda _target_id: False,
         is_trusted: Callable[[TargetId], bool] = lambda _target_id: False,
         pacer: CallPacer | None = None,
         max_rate: Callable[[TargetId], float | None] = lambda _target_id: None,
@@ -90,19 +88,16 @@ class Lanes:
         self._bounds = bounds
         self._free = bounds.slots
         self._reserve = int(bounds.slots * _RESERVE)
-        self._is_suspect = is_suspect
+        self._is_unresponsive = is_unresponsive
         self._pacer = CallPacer() if pacer is None else pacer
         self._max_rate = max_rate
-        self._suspect_slots = 0
-        self._hosts = HostSlots(bounds, host_of, servers_of, is_trusted)
+        self._hosts = HostSlots(bounds, host_of, servers_of, is_trusted, is_unresponsive)
         self._waiting = 0
         self._lanes: dict[TargetId, _Lane] = {}
         # Round robin of the lanes that can use a slot.
         self._round_robin: deque[TargetId] = deque()
-        # Scheduled lanes that are set aside: those with a slot while few are free, and those of
-        # suspect targets while these hold all the slots they may.
+        # Scheduled lanes with a slot that are set aside while few are free.
         self._short_of_slots: OrderedDict[TargetId, None] = OrderedDict()
-        self._suspects_aside: OrderedDict[TargetId, None] = OrderedDict()
         # Heap of (when, target) of the scheduled lanes whose target has no free slot by its rate
         # yet.
         self._paced: list[tuple[float, TargetId]] = []
@@ -112,9 +107,7 @@ class Lanes:
     @property
     def idle(self) -> bool:
         """Whether no lane is scheduled, so that `admit` returns nothing."""
-        return not (
-            self._round_robin or self._short_of_slots or self._suspects_aside or self._paced or self._hosts
-        )
+        return not (self._round_robin or self._short_of_slots or self._paced or self._hosts)
 
     @property
     def waiting(self) -> int:
@@ -188,8 +181,6 @@ class Lanes:
                 lane.refill = (most + self._bounds.target_slots) // 2
             elif lane.slots and self._free <= self._reserve:
                 self._short_of_slots[target_id] = None
-            elif self._is_suspect(target_id) and self._suspect_slots >= self._bounds.suspect_slots:
-                self._suspects_aside[target_id] = None
             elif self._hosts.set_aside(target_id, scarce=self._free <= self._reserve, ahead=most):
                 pass
             elif (
@@ -206,12 +197,8 @@ class Lanes:
         Not all of them: under load each call frees one slot, and the other lanes would be set aside
         again.
         """
-        for aside, room in (
-            (self._short_of_slots, self._free - self._reserve),
-            (self._suspects_aside, self._bounds.suspect_slots - self._suspect_slots),
-        ):
-            for _ in range(min(len(aside), room)):
-                self._round_robin.append(aside.popitem(last=False)[0])
+        for _ in range(min(len(self._short_of_slots), self._free - self._reserve)):
+            self._round_robin.append(self._short_of_slots.popitem(last=False)[0])
         if self._hosts:
             self._round_robin += self._hosts.recall(scarce=self._free <= self._reserve)
         return bool(self._round_robin)
@@ -281,9 +268,6 @@ class Lanes:
         lane.slots -= 1
         self._free += 1
         self._hosts.free(target_id)
-        if lane.suspect_slots:
-            lane.suspect_slots -= 1
-            self._suspect_slots -= 1
         if target_id in self._short_of_slots and not lane.slots:
             # Only lanes with a slot are set aside for lack of slots.
             del self._short_of_slots[target_id]
@@ -356,9 +340,6 @@ class Lanes:
         lane.slots += 1
         self._free -= 1
         self._hosts.take(target_id)
-        if self._is_suspect(target_id):
-            lane.suspect_slots += 1
-            self._suspect_slots += 1
         if lane.waiting:
             self._round_robin.append(target_id)
         else:
@@ -372,7 +353,7 @@ class Lanes:
         if (
             took_s is None
             or self._free <= self._reserve
-            or self._is_suspect(target_id)
+            or self._is_unresponsive(target_id)
             or self._pacer.interval_s(target_id, self, self._max_rate(target_id))
         ):
             return most

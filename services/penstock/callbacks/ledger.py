@@ -1,4 +1,4 @@
-"""Records claims, outcomes and withdrawals of callbacks in PostgreSQL, in bulk.
+"""Records claims, outcomes and deferrals of callbacks in PostgreSQL, in bulk.
 
 Guarantees: an attempt is numbered in PostgreSQL before it is made, and each number is given once. A
 record is acknowledged when PostgreSQL holds the state of its callbacks. An outcome is recorded in
@@ -21,7 +21,7 @@ from typing import Any
 import asyncpg
 
 from penstock.callbacks.receiver import InFlight
-from penstock.callbacks.router import Withdrawal
+from penstock.callbacks.router import Deferral
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.callback_end import CallbackEnd
@@ -171,31 +171,31 @@ class Ledger:
             due_s.append(0.0)
         return Recorded(enqueued, min(due_s, default=None), list(gone))
 
-    async def postpone(self, batch: Sequence[Withdrawal]) -> float:
+    async def postpone(self, batch: Sequence[Deferral]) -> float:
         """Returns callbacks to PostgreSQL; returns the seconds until the first one is due."""
-        due_s = [withdrawal.due_in_s or 0.0 for withdrawal in batch]
-        attempts = [withdrawal.attempt for withdrawal in batch]
-        uncounted = [withdrawal.uncounted for withdrawal in batch]
+        due_s = [deferral.due_in_s or 0.0 for deferral in batch]
+        attempts = [deferral.attempt for deferral in batch]
+        uncounted = [deferral.uncounted for deferral in batch]
         await retry_until_available(
             lambda: callbacks.postpone(self._pool, attempts, due_s, uncounted),
             waiting_for=_waiting_for(batch, "postponement"),
         )
-        for withdrawal in batch:
-            withdrawal.in_flight.record.settle()
+        for deferral in batch:
+            deferral.in_flight.record.settle()
         return min(due_s)
 
-    async def hold(self, batch: Sequence[Withdrawal]) -> None:
+    async def hold(self, batch: Sequence[Deferral]) -> None:
         """Holds callbacks in PostgreSQL until their targets may be called."""
-        attempts = [withdrawal.attempt for withdrawal in batch]
-        uncounted = [withdrawal.uncounted for withdrawal in batch]
+        attempts = [deferral.attempt for deferral in batch]
+        uncounted = [deferral.uncounted for deferral in batch]
         await retry_until_available(
             lambda: callbacks.hold(
-                self._pool, attempts, uncounted, [not withdrawal.queued for withdrawal in batch]
+                self._pool, attempts, uncounted, [not deferral.queued for deferral in batch]
             ),
             waiting_for=_waiting_for(batch, "hold"),
         )
-        for withdrawal in batch:
-            withdrawal.in_flight.record.settle()
+        for deferral in batch:
+            deferral.in_flight.record.settle()
         self.held += len(batch)
 
 

@@ -28,7 +28,7 @@ from penstock.callbacks.outcomes import Outcomes, why_gone
 from penstock.callbacks.receiver import InFlight, Receiver
 from penstock.callbacks.requeuer import Drainer, QueueReader, Requeuer
 from penstock.callbacks.results import ResultsPublisher
-from penstock.callbacks.router import Call, Router, SlowPool, Withdrawal
+from penstock.callbacks.router import Call, Deferral, Router, SlowPool
 from penstock.callbacks.secret_cache import SecretCache
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.target import Attempt
@@ -96,8 +96,8 @@ class Pipeline:
         self._secret_cache = secret_cache
         self._loop = asyncio.get_running_loop()
         self._cache = TargetCache(settings, hosts)
-        self.targets = TargetStore(settings, pool, self._cache, owner, partition_of)
-        self._receiver = Receiver(settings, self._cache)
+        self.targets = TargetStore(settings, pool, self._cache, owner, partition_of, self._is_in_flight)
+        self._receiver = Receiver(self._cache)
         self._router = Router(settings, self._cache, random_share)
         self._drainer = Drainer(pool, self._cache, self._router)
         self._queue_reader = QueueReader(pool, self._cache, self._router, settings.lane_bounds.total_size)
@@ -122,8 +122,8 @@ class Pipeline:
         self._postponed = Batcher(self._postpone)
         self._held = Batcher(self._hold)
         self._calls: set[asyncio.Task[None]] = set()
-        self._call_error: BaseException | None = None
-        self._call_failed = asyncio.Event()
+        # Has the first error of a call that is not a result.
+        self._call_failed: asyncio.Future[None] = self._loop.create_future()
         # Callbacks whose last outcome is not recorded yet.
         self._unrecorded: set[str] = set()
         self._admit_timer: asyncio.TimerHandle | None = None
@@ -148,12 +148,12 @@ class Pipeline:
         received = await self._receiver.receive(delivery)
         self.metrics.of(self._router.lanes_of(delivery)).received += len(received)
         if self._receiver.closed:
-            self._withdraw(Withdrawal(in_flight, 0.0) for in_flight in received)
+            self._defer(Deferral(in_flight, 0.0) for in_flight in received)
             return
         for in_flight in received:
             target_id = in_flight.callback.target
             if (target := self._cache.get(target_id)) is not None:
-                self._withdraw(self._router.route(in_flight, target, self._loop.time()))
+                self._defer(self._router.route(in_flight, target, self._loop.time()))
             elif self._receiver.wait_for_target(in_flight):
                 self._loads.add((target_id, in_flight.record.partition))
         self._admit()
@@ -184,9 +184,9 @@ class Pipeline:
             await run_all(
                 *(batcher.run() for batcher in batchers),
                 self._results.run(),
-                self._withdraw_overdue(),
+                self._defer_overdue(),
                 self._maintain_targets(),
-                self._raise_call_error(),
+                self._call_failed,
                 self._close_on(stopping),
             )
         finally:
@@ -201,7 +201,7 @@ class Pipeline:
         """Returns waiting callbacks to PostgreSQL: waiting could exceed the grace period."""
         await stopping.wait()
         waiting = [*self._receiver.close(), *self._router.close()]
-        self._withdraw(Withdrawal(in_flight, 0.0) for in_flight in waiting)
+        self._defer(Deferral(in_flight, 0.0) for in_flight in waiting)
 
     # Targets
 
@@ -213,9 +213,9 @@ class Pipeline:
         )
 
     async def _load(self, batch: Sequence[tuple[TargetId, int]]) -> None:
-        await self.targets.load(dict(batch), self._is_in_flight)
+        await self.targets.load(dict(batch))
         for in_flight, target in self._receiver.resolve(target_id for target_id, _partition in batch):
-            self._withdraw(self._router.route(in_flight, target, self._loop.time()))
+            self._defer(self._router.route(in_flight, target, self._loop.time()))
         self._admit()
 
     async def _maintain_targets(self) -> None:
@@ -224,11 +224,11 @@ class Pipeline:
             while True:
                 await self.targets.wait()
                 try:
-                    for target_id in await self.targets.refresh(self._is_in_flight):
-                        self._withdraw(self._router.target_changed(target_id))
+                    for target_id in await self.targets.refresh():
+                        self._defer(self._router.target_changed(target_id))
                         self._admit()
                     await self.targets.save_due()
-                    await self.targets.find_troubled(self._is_in_flight)
+                    await self.targets.find_troubled()
                     self._cache.evict_disabled(time.monotonic(), self._is_in_flight)
                     for in_flight in [] if self._receiver.closed else await self._queue_reader.read():
                         if self._cache.get(in_flight.callback.target) is not None:
@@ -247,9 +247,9 @@ class Pipeline:
 
     # Queues
 
-    def _withdraw(self, withdrawals: Iterable[Withdrawal]) -> None:
-        for withdrawal in withdrawals:
-            (self._held if withdrawal.due_in_s is None else self._postponed).add(withdrawal)
+    def _defer(self, deferrals: Iterable[Deferral]) -> None:
+        for deferral in deferrals:
+            (self._held if deferral.due_in_s is None else self._postponed).add(deferral)
 
     def _admit(self) -> None:
         """Queues claims of the attempts that may begin."""
@@ -262,19 +262,19 @@ class Pipeline:
             self._admit_timer.cancel()
         self._admit_timer = None if at_s is None else self._loop.call_at(at_s, self._admit)
 
-    async def _withdraw_overdue(self) -> None:
+    async def _defer_overdue(self) -> None:
         while True:
             await asyncio.sleep(OVERDUE_EVERY_S)
-            self._withdraw(self._router.take_overdue(self._loop.time()))
+            self._defer(self._router.take_overdue(self._loop.time()))
 
-    async def _postpone(self, batch: Sequence[Withdrawal]) -> None:
+    async def _postpone(self, batch: Sequence[Deferral]) -> None:
         await self._requeuer.notify_due(await self._ledger.postpone(batch))
 
-    async def _hold(self, batch: Sequence[Withdrawal]) -> None:
+    async def _hold(self, batch: Sequence[Deferral]) -> None:
         await self._ledger.hold(batch)
-        for withdrawal in batch:
-            target_id = withdrawal.in_flight.callback.target
-            (self._cache.mark_queued if withdrawal.queued else self._cache.mark_held)([target_id])
+        for deferral in batch:
+            target_id = deferral.in_flight.callback.target
+            (self._cache.mark_queued if deferral.queued else self._cache.mark_held)([target_id])
 
     async def _claim(self, batch: Sequence[InFlight]) -> None:
         # After an outage of PostgreSQL the requeuer may publish callbacks whose outcomes wait here.
@@ -286,8 +286,8 @@ class Pipeline:
             await self._requeuer.notify_due(0.0)
         # Before the calls, whose duration counts for the health of their targets.
         await self._secret_cache.prepare({granted.callback.target for granted in claimed.granted})
-        calls, withdrawn = self._router.claimed(claimed.granted, claimed.refused, self._loop.time())
-        self._withdraw(withdrawn)
+        calls, deferred = self._router.claimed(claimed.granted, claimed.refused, self._loop.time())
+        self._defer(deferred)
         for in_flight in calls:
             self._start_call(in_flight, self._router.lanes_of(in_flight.record))
         self._admit()
@@ -303,14 +303,9 @@ class Pipeline:
 
     def _finish_call(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
-        if not call.cancelled() and (error := call.exception()) is not None:
-            self._call_error = self._call_error or error
-            self._call_failed.set()
-
-    async def _raise_call_error(self) -> None:
-        await self._call_failed.wait()
-        assert self._call_error is not None
-        raise self._call_error
+        error = None if call.cancelled() else call.exception()
+        if error is not None and not self._call_failed.done():
+            self._call_failed.set_exception(error)
 
     async def _call_in_turn(self, in_flight: InFlight, lanes: Lanes) -> None:
         """Makes a call, then the calls that wait for its slot: one task serves many short calls."""
@@ -332,7 +327,7 @@ class Pipeline:
         if outcome == Dead(DeadReason.GONE):
             # Before the next call to this target starts.
             self._cache.disable_gone(callback.target, why_gone(callback, result))
-            self._withdraw(self._router.hold_all(callback.target))
+            self._defer(self._router.hold_all(callback.target))
         following = None
         if call.slow_place is not None:
             self._slow_pool.leave(call.slow_place)
@@ -341,7 +336,7 @@ class Pipeline:
         # Without a request nothing is known about the target: it may hang.
         if result.called and not (call.slow and self._settings.callback_count_early):
             self._record_call(callback.target, slow=call.slow, failed=not isinstance(outcome, Delivered))
-        self._withdraw(self._router.take_excess(call.lanes, callback.target))
+        self._defer(self._router.take_excess(call.lanes, callback.target))
         self._admit()
         self._cache.record_attempt(callback.target, Attempt.of(callback, result, time.time()))
         in_self_check = call.in_self_check or self._cache.in_self_check
@@ -373,13 +368,13 @@ class Pipeline:
             following = self._free_slot(call, self._settings.callback_slow_s)
             if following is not None:
                 self._start_call(following, call.lanes)
-        self._withdraw(self._router.take_excess(call.lanes, target_id))
+        self._defer(self._router.take_excess(call.lanes, target_id))
         self._admit()
 
     def _free_slot(self, call: Call, took_s: float) -> InFlight | None:
         target_id = call.in_flight.callback.target
-        following, withdrawn = self._router.finish(call.lanes, target_id, took_s, self._loop.time())
-        self._withdraw(withdrawn)
+        following, deferred = self._router.finish(call.lanes, target_id, took_s, self._loop.time())
+        self._defer(deferred)
         return following
 
     def _record_call(self, target_id: TargetId, *, slow: bool, failed: bool = False) -> None:
@@ -388,9 +383,9 @@ class Pipeline:
         if not changed or target is None:
             return
         if target.host.abnormal:
-            self._withdraw(self._router.hold_host(target.host.id))
+            self._defer(self._router.hold_host(target.host.id))
         elif self._cache.is_abnormal(target):
-            self._withdraw(self._router.hold_all(target_id))
+            self._defer(self._router.hold_all(target_id))
 
     # Outcomes
 

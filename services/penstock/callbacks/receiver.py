@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.settings import MAX_WAITING
 from penstock.callbacks.target import Target
 from penstock.callbacks.target_cache import TargetCache
 from penstock.contracts.event import Callback
@@ -65,15 +65,13 @@ class Receiver:
     """Receives records.
 
     Args:
-        settings: of the service.
         cache: has the partitions of this process.
 
     Attributes:
         closed: whether the service stops: received callbacks are then returned to PostgreSQL.
     """
 
-    def __init__(self, settings: CallbacksSettings, cache: TargetCache) -> None:
-        self._settings = settings
+    def __init__(self, cache: TargetCache) -> None:
         self._cache = cache
         # Callbacks that wait for their target to be loaded, by target, and their total.
         self._waiting: dict[TargetId, list[InFlight]] = {}
@@ -106,7 +104,7 @@ class Receiver:
         if self._since_yield >= YIELD_EVERY:
             self._since_yield = 0
             await asyncio.sleep(0)
-        while self._count >= self._settings.callback_in_hand and not self.closed:
+        while self._count >= MAX_WAITING and not self.closed:
             self._has_room.clear()
             await self._has_room.wait()
         if not self._cache.owns(delivery.partition):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 import asyncpg
@@ -38,9 +39,10 @@ from penstock.errors import PostgresUnavailable
 from penstock.kafka.processing.outbox import redeliver
 from penstock.kafka.topology.topics import CALLBACKS
 from penstock.metrics import Sample
-from penstock.metrics.rounds import ROUNDS
+from penstock.metrics.rounds import LOCK_EVERY_S, ROUNDS
 from penstock.postgres import callback_ends, callbacks
 from penstock.postgres.session import Session
+from penstock.process import run_all
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +57,6 @@ LONGEST_SLEEP_S = 30.0
 # Most seconds between two polls while a callback is pending: the database's clock may be corrected
 # meanwhile.
 MAX_DUE_SLEEP_S = 5.0
-# How soon another process takes over after a crash.
-LOCK_EVERY_S = 2.0
 
 
 class Drainer:
@@ -97,14 +97,16 @@ class Drainer:
             if room <= 0:
                 break
             waiting, host = self._router.diverted.waiting_for(target_id), target.host
-            if host.suspect or host.abnormal:
+            if host.unresponsive or host.abnormal:
                 # All its targets together receive what one would: they are one server.
                 if host.id not in hosts:
-                    hosts[host.id] = host.drain.allow(now_s, suspect=host.suspect)
+                    hosts[host.id] = host.drain.allow(now_s, unresponsive=host.unresponsive)
                 allowed = min(1, hosts[host.id], room)
                 hosts[host.id] -= allowed
             else:
-                allowed = min(target.drain.allow(now_s, suspect=target.suspect, waiting=waiting), room)
+                allowed = min(
+                    target.drain.allow(now_s, unresponsive=target.unresponsive, waiting=waiting), room
+                )
             if allowed:
                 wanted[target_id] = allowed
                 room -= allowed
@@ -249,11 +251,18 @@ class Requeuer:
             PostgresUnavailable: the requeuer cannot listen or ask for the lock.
         """
         await self._session.listen(callbacks.DUE_CHANNEL, lambda payload: self._poll_within(float(payload)))
+        await run_all(self._publish(), self._end_with_session())
+
+    async def _end_with_session(self) -> None:
+        await self._session.lost.wait()
+        self._session.ensure()
+
+    async def _publish(self) -> None:
         while True:
             if not self._has_lock:
                 self._has_lock = await callbacks.acquire_requeuer_lock(self._session)
                 if not self._has_lock:
-                    await self._sleep_until(self._clock() + LOCK_EVERY_S)
+                    await asyncio.sleep(LOCK_EVERY_S)
                     continue
             polled_at_s = self._clock()
             self._poll_at_s = polled_at_s + self._longest_s
@@ -261,10 +270,12 @@ class Requeuer:
             wait_s = await retry_until_available(self._round, waiting_for="round of the requeuer")
             if wait_s is not None:
                 self._poll_within(min(wait_s, MAX_DUE_SLEEP_S))
-            await self._sleep_until(polled_at_s + SHORTEST_SLEEP_S)
+            await asyncio.sleep(polled_at_s + SHORTEST_SLEEP_S - self._clock())
             while (left_s := self._poll_at_s - self._clock()) > 0:
                 self._poll_earlier.clear()
-                await self._sleep(left_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left_s):
+                        await self._poll_earlier.wait()
 
     async def _round(self) -> float | None:
         """Publishes what is due; returns the seconds until the next callback is due."""
@@ -307,31 +318,3 @@ class Requeuer:
         if at_s < self._poll_at_s:
             self._poll_at_s = at_s
             self._poll_earlier.set()
-
-    async def _sleep_until(self, at_s: float) -> None:
-        """Sleeps for the whole time.
-
-        Raises:
-            SessionLost: the session ended.
-        """
-        while (left_s := at_s - self._clock()) > 0:
-            try:
-                async with asyncio.timeout(left_s):
-                    await self._session.lost.wait()
-            except TimeoutError:
-                continue
-            self._session.ensure()
-
-    async def _sleep(self, for_s: float) -> None:
-        """Sleeps for `for_s` seconds, or until an earlier poll is requested.
-
-        Raises:
-            SessionLost: the session ended.
-        """
-        waiters = [asyncio.ensure_future(event.wait()) for event in (self._poll_earlier, self._session.lost)]
-        try:
-            await asyncio.wait(waiters, timeout=for_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-        self._session.ensure()

@@ -24,11 +24,11 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.concurrency.batcher import Batcher
-from penstock.errors import KafkaRefused, KafkaUnavailable, PostgresUnavailable, RecordsRefused, Unavailable
+from penstock.errors import KafkaRefused, KafkaUnavailable, PostgresUnavailable, RecordsRefused
 from penstock.kafka.client.refusals import refusal_error
 from penstock.kafka.processing.outbox import send_all
 from penstock.kafka.topology.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
-from penstock.metrics.rounds import ROUNDS
+from penstock.metrics.rounds import sweep_in_one_replica
 from penstock.postgres import callback_outbox
 from penstock.postgres.callback_outbox import OutboxRow
 from penstock.postgres.session import Session
@@ -47,8 +47,6 @@ PUBLISH_S = 15.0
 MOST_WAITING = 1_000
 # Rows that the sweeper reads at a time: each may have a megabyte.
 ROWS_PER_BATCH = 20
-# Seconds between two attempts to take the lock of another replica.
-LOCK_EVERY_S = 2.0
 # Seconds between two attempts to publish records that Kafka has refused: a limit may be raised.
 REFUSED_EVERY_S = 60.0
 # The errors of a topic that takes no records now, or not from this user.
@@ -151,26 +149,13 @@ class ResultsSweeper:
         Raises:
             SessionLost: the lock is gone with its session.
         """
-        owned = False
-        every_s = self._settings.sweep_every_s
-        ROUNDS.expect(LOOP, every_s)
-        while True:
-            try:
-                owned = owned or await callback_outbox.acquire_sweeper_lock(self._session)
-                if owned:
-                    await self.sweep()
-                    ROUNDS.complete(LOOP)
-            except Unavailable as error:
-                log.warning(
-                    "PostgreSQL is unavailable; the next sweep publishes the results that are left",
-                    extra={"event": "results_sweep_delayed", "error": str(error)},
-                )
-            # The end of the session wakes it too: then the next statement raises.
-            try:
-                async with asyncio.timeout(every_s if owned else min(LOCK_EVERY_S, every_s)):
-                    await self._session.lost.wait()
-            except TimeoutError:
-                continue
+        await sweep_in_one_replica(
+            self._session,
+            "callback_results",
+            self.sweep,
+            loop=LOOP,
+            every_s=self._settings.sweep_every_s,
+        )
 
     async def sweep(self) -> None:
         """Publishes all rows that are left, of each topic that takes records.

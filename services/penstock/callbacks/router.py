@@ -1,7 +1,7 @@
 """Routes callbacks: into a lane of one of the two paths, or back to PostgreSQL. No I/O.
 
 Kafka records are acknowledged in order, so no callback stays longer than its target's pace
-justifies. The methods return the callbacks that have to leave as `Withdrawal`s; the pipeline
+justifies. The methods return the callbacks that have to leave as `Deferral`s; the pipeline
 records those in PostgreSQL.
 
 Calls that turn out slow move to the `SlowPool` and use no slot of a lane.
@@ -13,10 +13,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.receiver import InFlight, Record
-from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.settings import LANE_SIZE, MAX_WAITING, SLOW_TARGET_SLOTS, CallbacksSettings
 from penstock.callbacks.target import Target
 from penstock.callbacks.target_cache import TargetCache
 from penstock.core.call_pacer import CallPacer
@@ -27,6 +28,8 @@ from penstock.kafka.topology.topics import CALLBACKS_DIVERTED
 # An attempt that was claimed ahead and could not be called within so many seconds is not made: its
 # target has become slow.
 STALE_S = 1.0
+# Most seconds until a postponed callback is published again.
+POSTPONE_S = 30.0
 
 
 # A slot of the slow pool: the target, the host and the servers that it counts for.
@@ -34,7 +37,7 @@ SlowPlace = tuple[TargetId | HostId | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawal:
+class Deferral:
     """A callback that leaves this process without a call and waits in PostgreSQL.
 
     Attributes:
@@ -112,7 +115,7 @@ class SlowPool:
         """Takes a slot, to be given to `leave`; None when none is free."""
         settings, host = self._settings, self._cache.host_of(target_id)
         bounds: dict[TargetId | HostId | str, int] = {
-            target_id: settings.callback_slow_target_slots,
+            target_id: SLOW_TARGET_SLOTS,
             host.id: settings.slow_host_slots,
             **dict.fromkeys(self._cache.hosts.servers_of(host), settings.slow_server_slots),
         }
@@ -150,25 +153,17 @@ class Router:
         self._settings = settings
         self._cache = cache
         self._random_share = random_share
-        # Shared by both paths, because a target has one rate.
-        self._pacer = CallPacer(cache.rate_of)
-        self.normal = Lanes(
-            settings.lane_bounds,
+        # Both paths share the pacer, because a target has one rate.
+        lanes = partial(
+            Lanes,
             host_of=cache.host_of,
             servers_of=cache.hosts.servers_of,
-            is_suspect=cache.is_suspect,
+            is_unresponsive=cache.is_unresponsive,
             is_trusted=cache.is_trusted,
-            pacer=self._pacer,
+            pacer=CallPacer(cache.rate_of),
         )
-        self.diverted = Lanes(
-            settings.diverted_lane_bounds,
-            host_of=cache.host_of,
-            servers_of=cache.hosts.servers_of,
-            is_suspect=cache.is_suspect,
-            is_trusted=cache.is_trusted,
-            pacer=self._pacer,
-            max_rate=cache.drain_rate_of,
-        )
+        self.normal = lanes(settings.lane_bounds)
+        self.diverted = lanes(settings.diverted_lane_bounds, max_rate=cache.drain_rate_of)
         self._both = (self.normal, self.diverted)
 
     def lanes_of(self, record: Record) -> Lanes:
@@ -178,33 +173,33 @@ class Router:
     @property
     def drain_room(self) -> int:
         """How many more held callbacks may be drained now, for all targets together."""
-        return self._settings.callback_waiting - self.diverted.waiting
+        return LANE_SIZE - self.diverted.waiting
 
     def has(self, target_id: TargetId) -> bool:
         """Whether callbacks of a target wait here or use a slot."""
         return any(lanes.waiting_for(target_id) or lanes.slots_of(target_id) for lanes in self._both)
 
-    def route(self, in_flight: InFlight, target: Target, now_s: float) -> list[Withdrawal]:
-        """Queues a received callback, or withdraws it; returns all callbacks that leave."""
+    def route(self, in_flight: InFlight, target: Target, now_s: float) -> list[Deferral]:
+        """Queues a received callback, or defers it; returns all callbacks that leave."""
         lanes, target_id = self.lanes_of(in_flight.record), in_flight.callback.target
         diverted = lanes is self.diverted
         if target.disabled or (self._cache.is_abnormal(target) and not diverted):
-            return [Withdrawal(in_flight, None)]
+            return [Deferral(in_flight, None)]
         if not diverted and target_id in self._cache.queued:
             # In the order of arrival: behind those that are held already.
-            return [Withdrawal(in_flight, None, queued=True)]
+            return [Deferral(in_flight, None, queued=True)]
         if diverted and (
             # One probe at a time is enough to see whether the target answers again.
-            (target.suspect and (lanes.waiting_for(target_id) or lanes.slots_of(target_id)))
-            or lanes.waiting >= self._settings.callback_waiting
+            (target.unresponsive and (lanes.waiting_for(target_id) or lanes.slots_of(target_id)))
+            or lanes.waiting >= LANE_SIZE
         ):
-            return [Withdrawal(in_flight, None)]
+            return [Deferral(in_flight, None)]
         if (
-            lanes.waiting >= self._settings.callback_in_hand
+            lanes.waiting >= MAX_WAITING
             and lanes.waiting_for(target_id) >= self._settings.callback_target_slots
         ):
             # Callbacks of slow targets must not block the reading of records for others.
-            return [self._postponed(in_flight, self._settings.callback_postpone_s)]
+            return [self._postponed(in_flight)]
         self._put(in_flight, now_s)
         return self.take_excess(lanes, target_id)
 
@@ -232,7 +227,7 @@ class Router:
 
     def claimed(
         self, granted: Iterable[InFlight], refused: Iterable[InFlight], now_s: float
-    ) -> tuple[list[InFlight], list[Withdrawal]]:
+    ) -> tuple[list[InFlight], list[Deferral]]:
         """Starts the calls of claimed attempts and frees the slots of refused ones.
 
         Args:
@@ -245,23 +240,23 @@ class Router:
             disabled meanwhile.
         """
         calls: list[InFlight] = []
-        withdrawn: list[Withdrawal] = []
+        deferred: list[Deferral] = []
         for in_flight in granted:
             lanes = self.lanes_of(in_flight.record)
             if self._is_blocked(in_flight):
                 lanes.free_slot(in_flight.callback.target)
-                withdrawn.append(self._withdrawn_claim(in_flight))
+                deferred.append(self._deferred_claim(in_flight))
                 continue
             in_flight.claimed_at_s = now_s
             if lanes.start(in_flight):
                 calls.append(in_flight)
         for in_flight in refused:
             self.lanes_of(in_flight.record).free_slot(in_flight.callback.target)
-        return calls, withdrawn
+        return calls, deferred
 
     def finish(
         self, lanes: Lanes, target_id: TargetId, took_s: float, now_s: float
-    ) -> tuple[InFlight | None, list[Withdrawal]]:
+    ) -> tuple[InFlight | None, list[Deferral]]:
         """Frees the slot of a call.
 
         Args:
@@ -273,67 +268,64 @@ class Router:
         Returns:
             The callback to call in its place, and those that leave.
         """
-        withdrawn: list[Withdrawal] = []
+        deferred: list[Deferral] = []
         following = lanes.next_claimed(target_id)
         if following is not None and (
             self._is_blocked(following) or now_s - following.claimed_at_s > STALE_S
         ):
-            withdrawn = self._withdraw_claims(target_id)
-        return lanes.finish(target_id, took_s), withdrawn
+            deferred = self._defer_claims(target_id)
+        return lanes.finish(target_id, took_s), deferred
 
-    def take_excess(self, lanes: Lanes, target_id: TargetId) -> list[Withdrawal]:
-        """Withdraws the callbacks that would wait too long for their target.
+    def take_excess(self, lanes: Lanes, target_id: TargetId) -> list[Deferral]:
+        """Defers the callbacks that would wait too long for their target.
 
         They are held until there is room for them. A target that takes seconds may be owed
         thousands, and a callback that comes back again and again costs rows and records each time.
         """
         queued = lanes is self.normal
-        return [Withdrawal(in_flight, None, queued=queued) for in_flight in lanes.take_excess(target_id)]
+        return [Deferral(in_flight, None, queued=queued) for in_flight in lanes.take_excess(target_id)]
 
-    def take_overdue(self, now_s: float) -> list[Withdrawal]:
-        """Withdraws the callbacks that have waited too long."""
-        delay_s = self._settings.callback_postpone_s
-        withdrawn = [
-            Withdrawal(in_flight, None, queued=True) for in_flight in self.normal.take_overdue(now_s)
-        ]
+    def take_overdue(self, now_s: float) -> list[Deferral]:
+        """Defers the callbacks that have waited too long."""
+        deferred = [Deferral(in_flight, None, queued=True) for in_flight in self.normal.take_overdue(now_s)]
         for in_flight in self.diverted.take_overdue(now_s):
             target = self._cache.get(in_flight.callback.target)
             if target is not None and self._cache.is_abnormal(target):
                 # Held, so that it is drained again at the increasing intervals of the probes.
-                withdrawn.append(Withdrawal(in_flight, None))
+                deferred.append(Deferral(in_flight, None))
             else:
-                withdrawn.append(self._postponed(in_flight, delay_s))
-        return withdrawn
+                deferred.append(self._postponed(in_flight))
+        return deferred
 
-    def target_changed(self, target_id: TargetId) -> list[Withdrawal]:
+    def target_changed(self, target_id: TargetId) -> list[Deferral]:
         """Applies a change in PostgreSQL: a target was disabled, enabled or given a rate."""
         target = self._cache.get(target_id)
         if target is not None and target.disabled:
             return self.hold_all(target_id)
         # Claims ahead would exceed the rate.
-        withdrawn = self._withdraw_claims(target_id) if self._cache.rate_of(target_id) else []
+        deferred = self._defer_claims(target_id) if self._cache.rate_of(target_id) else []
         for lanes in self._both:
             lanes.rate_changed(target_id)
-        return withdrawn
+        return deferred
 
-    def hold_all(self, target_id: TargetId) -> list[Withdrawal]:
-        """Withdraws all callbacks of a target to be held; calls under way continue."""
-        withdrawn: list[Withdrawal] = []
+    def hold_all(self, target_id: TargetId) -> list[Deferral]:
+        """Defers all callbacks of a target to be held; calls under way continue."""
+        deferred: list[Deferral] = []
         for lanes in self._both:
             waiting = lanes.take_waiting(lambda _in_flight: True, target_id)
-            withdrawn += [Withdrawal(in_flight, None) for in_flight in waiting]
-            withdrawn += [
-                Withdrawal(in_flight, None, claimed=True) for in_flight in lanes.take_claimed(target_id)
+            deferred += [Deferral(in_flight, None) for in_flight in waiting]
+            deferred += [
+                Deferral(in_flight, None, claimed=True) for in_flight in lanes.take_claimed(target_id)
             ]
-        return withdrawn
+        return deferred
 
-    def hold_host(self, host_id: HostId) -> list[Withdrawal]:
-        """Withdraws all callbacks of a host's targets to be held; calls under way continue."""
+    def hold_host(self, host_id: HostId) -> list[Deferral]:
+        """Defers all callbacks of a host's targets to be held; calls under way continue."""
         return [
-            withdrawal
+            deferral
             for target_id in {target_id for lanes in self._both for target_id in lanes.targets()}
             if host_of(target_id) == host_id
-            for withdrawal in self.hold_all(target_id)
+            for deferral in self.hold_all(target_id)
         ]
 
     def revoke(self, partitions: frozenset[Partition]) -> None:
@@ -347,9 +339,9 @@ class Router:
         """Removes all waiting callbacks."""
         return [in_flight for lanes in self._both for in_flight in lanes.take_waiting(lambda _: True)]
 
-    def _postponed(self, in_flight: InFlight, delay_s: float) -> Withdrawal:
+    def _postponed(self, in_flight: InFlight) -> Deferral:
         """Jitter spreads the return of a target's backlog."""
-        return Withdrawal(in_flight, delay_s * (0.25 + 0.75 * self._random_share()))
+        return Deferral(in_flight, POSTPONE_S * (0.25 + 0.75 * self._random_share()))
 
     def _is_blocked(self, in_flight: InFlight) -> bool:
         """Whether a claimed attempt must not be made any more."""
@@ -359,14 +351,14 @@ class Router:
         diverted = self.lanes_of(in_flight.record) is self.diverted
         return target.disabled or (not diverted and self._cache.is_abnormal(target))
 
-    def _withdrawn_claim(self, in_flight: InFlight) -> Withdrawal:
+    def _deferred_claim(self, in_flight: InFlight) -> Deferral:
         target = self._cache.get(in_flight.callback.target)
         held = target is not None and (target.disabled or self._cache.is_abnormal(target))
-        return Withdrawal(in_flight, None if held else 0.0, claimed=True)
+        return Deferral(in_flight, None if held else 0.0, claimed=True)
 
-    def _withdraw_claims(self, target_id: TargetId) -> list[Withdrawal]:
+    def _defer_claims(self, target_id: TargetId) -> list[Deferral]:
         return [
-            self._withdrawn_claim(in_flight)
+            self._deferred_claim(in_flight)
             for lanes in self._both
             for in_flight in lanes.take_claimed(target_id)
         ]

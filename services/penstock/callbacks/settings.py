@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,23 +16,39 @@ from penstock.settings import Metered, Platform, Sealing, Sweeping, option
 _DELIVERY = DeliveryPolicy()
 _HEALTH = HealthPolicy()
 _DRAIN = DrainPolicy()
-_COUNTS = (
-    "callback_target_slots",
-    "callback_host_slots",
-    "callback_slow_slots",
-    "callback_slow_target_slots",
-    "callback_diverted_target_slots",
-    "callback_waiting",
-)
-_DURATIONS = (
+# Seconds that a callback waits in memory for its target before it is held in PostgreSQL.
+LONGEST_WAIT_S = 10.0
+# Most callbacks that wait in memory for one target, and on one path: then consumption pauses.
+LANE_SIZE = 5_000
+MAX_WAITING = 20_000
+# Most slow calls to one target under way, and most calls to one on the diverted path.
+SLOW_TARGET_SLOTS = 8
+DIVERTED_TARGET_SLOTS = 1
+# The ceiling of a target's count, in multiples of the count that makes it abnormal, and the longest
+# wait between two of its probes, in multiples of the first one.
+_CEILING = 2
+_LONGEST_PROBE = 12
+# Least values. A target must not be deleted before its last call is recorded, and callbacks that
+# wait for their turn are held, too.
+_LEAST = {
+    "callback_target_slots": 1,
+    "callback_slow_slots": 1,
+    "callback_diverted_slots": DIVERTED_TARGET_SLOTS,
+    "callback_abnormal_count": 1,
+    "callback_calm_s": 0,
+    "callback_decay_s": 0,
+    "callback_rate": 0,
+    "callback_forget_s": 60,
+    "callback_held_max_s": 60,
+}
+_ABOVE_0 = (
     "callback_timeout_s",
-    "callback_patience_s",
-    "callback_postpone_s",
     "callback_republish_s",
+    "callback_slow_s",
+    "callback_drain_rate",
+    "callback_probe_s",
 )
-LEAST_FORGET_S = 60.0
-# Callbacks that wait for their turn are held, too.
-LEAST_HELD_MAX_S = 60.0
+_SHARES = ("callback_abnormal_share", "callback_suspicion_share")
 _GENERATOR = "python -c \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
 _NO_SECRET = (
     "callback_secrets is empty: set PENSTOCK_CALLBACK_SECRETS to one or more secrets, comma-separated; "
@@ -53,7 +67,7 @@ class LaneBounds:
         host_slots: most slots of a trusted host.
         untrusted_slots: most slots of another host.
         server_slots: most slots of all untrusted hosts of one server.
-        suspect_slots: most calls under way to all suspect targets together.
+        unresponsive_slots: most calls under way to all unresponsive targets together.
         lane_size: most callbacks that wait in one lane.
         total_size: when more callbacks wait in all lanes together, each lane keeps no more than its
             share.
@@ -65,28 +79,10 @@ class LaneBounds:
     host_slots: int
     untrusted_slots: int
     server_slots: int
-    suspect_slots: int
+    unresponsive_slots: int
     lane_size: int
     total_size: int
     longest_wait_s: float
-
-
-# Fields of policies, with the settings that have their values.
-_HEALTH_SETTINGS = {
-    "slow_s": "callback_slow_s",
-    "threshold": "callback_abnormal_count",
-    "ceiling": "callback_abnormal_ceiling",
-    "calm_s": "callback_calm_s",
-    "by_timer": "callback_count_early",
-    "share": "callback_abnormal_share",
-    "decay_s": "callback_decay_s",
-    "self_check_share": "callback_suspicion_share",
-}
-_DRAIN_SETTINGS = {
-    "rate": "callback_drain_rate",
-    "probe_s": "callback_probe_s",
-    "probe_most_s": "callback_probe_most_s",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +110,6 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         tuple(f"{delay:g}" for delay in _DELIVERY.schedule_s),
         "Delays between the attempts of a callback in seconds, comma-separated; attempts are one more than delays.",
     )
-    callback_jitter: float = option(
-        _DELIVERY.jitter, "Random share of each delay between attempts, from 0 to 1."
-    )
-    callback_retry_after_max_s: float = option(
-        _DELIVERY.retry_after_max_s, "Maximum seconds of a target's Retry-After that are honoured."
-    )
     callback_timeout_s: float = option(
         10.0, "Seconds that a call may take, from connecting until the end of the response."
     )
@@ -135,25 +125,8 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
     callback_slow_slots: int = option(
         200, "Maximum number of concurrent slow calls, which occupy no slot of the normal path."
     )
-    callback_slow_target_slots: int = option(8, "Maximum number of concurrent slow calls to one target.")
     callback_diverted_slots: int = option(
         5, "Maximum number of concurrent calls on the diverted path, which has retries and abnormal targets."
-    )
-    callback_diverted_target_slots: int = option(
-        1, "Maximum number of concurrent calls to one target on the diverted path."
-    )
-    callback_waiting: int = option(5_000, "Maximum number of callbacks that wait in memory for one target.")
-    callback_in_hand: int = option(
-        20_000,
-        "Maximum number of callbacks that wait in memory on one path; at this number consumption pauses. From half of it "
-        "(diverted path: a quarter) each target is limited to its share.",
-    )
-    callback_patience_s: float = option(
-        10.0,
-        "Seconds that a callback waits in memory for its target before it is held in PostgreSQL.",
-    )
-    callback_postpone_s: float = option(
-        30.0, "Maximum seconds until a postponed callback is published again."
     )
     callback_horizon_s: float = option(
         30.0,
@@ -179,13 +152,12 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         _HEALTH.threshold,
         "Count of slow calls at which a target becomes abnormal, so that its callbacks are diverted.",
     )
-    callback_abnormal_ceiling: int = option(_HEALTH.ceiling, "Maximum count of slow calls of a target.")
     callback_calm_s: float = option(
         _HEALTH.calm_s, "Seconds after a slow call in which quick calls do not decrement the count."
     )
     callback_count_early: bool = option(
-        _HEALTH.by_timer,
-        "Whether a slow call counts as soon as it is slow (true), or at its end (false).",
+        default=True,
+        doc="Whether a slow call counts as soon as it is slow (true), or at its end (false).",
     )
     callback_abnormal_share: float = option(
         _HEALTH.share,
@@ -208,9 +180,6 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         _DRAIN.probe_s,
         "Seconds between the first probes of an abnormal target; the delay doubles with each failed probe.",
     )
-    callback_probe_most_s: float = option(
-        _DRAIN.probe_most_s, "Maximum seconds between two probes of an abnormal target."
-    )
 
     @cached_property
     def health(self) -> HealthPolicy:
@@ -218,9 +187,8 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         return HealthPolicy(
             slow_s=self.callback_slow_s,
             threshold=self.callback_abnormal_count,
-            ceiling=self.callback_abnormal_ceiling,
+            ceiling=_CEILING * self.callback_abnormal_count,
             calm_s=self.callback_calm_s,
-            by_timer=self.callback_count_early,
             share=self.callback_abnormal_share,
             decay_s=self.callback_decay_s,
             self_check_share=self.callback_suspicion_share,
@@ -232,7 +200,7 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         return DrainPolicy(
             rate=self.callback_drain_rate,
             probe_s=self.callback_probe_s,
-            probe_most_s=self.callback_probe_most_s,
+            probe_most_s=_LONGEST_PROBE * self.callback_probe_s,
         )
 
     @cached_property
@@ -244,10 +212,10 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
             host_slots=self.callback_host_slots,
             untrusted_slots=2 * self.callback_target_slots,
             server_slots=max(2 * self.callback_target_slots, self.callback_slots // 8),
-            suspect_slots=max(1, self.callback_slots // 2),
-            lane_size=self.callback_waiting,
-            total_size=self.callback_in_hand // 2,
-            longest_wait_s=self.callback_patience_s,
+            unresponsive_slots=max(1, self.callback_slots // 2),
+            lane_size=LANE_SIZE,
+            total_size=MAX_WAITING // 2,
+            longest_wait_s=LONGEST_WAIT_S,
         )
 
     @cached_property
@@ -256,26 +224,26 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         slots = self.callback_diverted_slots
         return LaneBounds(
             slots=slots,
-            target_slots=min(self.callback_diverted_target_slots, slots),
+            target_slots=DIVERTED_TARGET_SLOTS,
             # Two slots stay free for targets that respond, such as a recovering one.
             host_slots=max(1, slots - 2),
-            untrusted_slots=min(2 * self.callback_diverted_target_slots, slots),
+            untrusted_slots=min(2 * DIVERTED_TARGET_SLOTS, slots),
             server_slots=max(1, slots - 2),
-            suspect_slots=max(1, slots - 2),
-            lane_size=self.callback_waiting,
-            total_size=self.callback_in_hand // 4,
-            longest_wait_s=self.callback_patience_s,
+            unresponsive_slots=max(1, slots - 2),
+            lane_size=LANE_SIZE,
+            total_size=MAX_WAITING // 4,
+            longest_wait_s=LONGEST_WAIT_S,
         )
 
     @property
     def slow_host_slots(self) -> int:
         """Most calls to one host in the slow pool."""
-        return max(self.callback_slow_target_slots, self.callback_slow_slots // 8)
+        return max(SLOW_TARGET_SLOTS, self.callback_slow_slots // 8)
 
     @property
     def slow_server_slots(self) -> int:
         """Most calls to one server in the slow pool."""
-        return max(self.callback_slow_target_slots, self.callback_slow_slots // 4)
+        return max(SLOW_TARGET_SLOTS, self.callback_slow_slots // 4)
 
     @cached_property
     def policy(self) -> DeliveryPolicy:
@@ -284,11 +252,7 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         Raises:
             ValueError: a delay is not a number.
         """
-        return DeliveryPolicy(
-            schedule_s=tuple(float(delay) for delay in self.callback_schedule_s),
-            jitter=self.callback_jitter,
-            retry_after_max_s=self.callback_retry_after_max_s,
-        )
+        return DeliveryPolicy(tuple(float(delay) for delay in self.callback_schedule_s))
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
@@ -304,47 +268,41 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         problems = super().validate()
         problems += self._secret_problems()
         problems += self._network_problems()
-        try:
-            problems += [f"callback_{problem}" for problem in self.policy.problems()]
-        except ValueError:
-            problems.append(
-                f"callback_schedule_s={','.join(self.callback_schedule_s)!r} must be seconds, comma-separated"
-            )
-        problems += [_of_setting(problem, _HEALTH_SETTINGS) for problem in self.health.problems()]
-        problems += [_of_setting(problem, _DRAIN_SETTINGS) for problem in self.drain.problems()]
         problems += [
-            f"{name}={getattr(self, name)} must be at least 1" for name in _COUNTS if getattr(self, name) < 1
+            f"{name}={getattr(self, name)} must be at least {least}"
+            for name, least in _LEAST.items()
+            if getattr(self, name) < least
         ]
         problems += [
-            f"{name}={getattr(self, name)} must be above 0"
-            # `not … >` rather than `<=`, so that NaN is a problem too.
-            for name in _DURATIONS
-            if not getattr(self, name) > 0
+            f"{name}={getattr(self, name)} must be above 0" for name in _ABOVE_0 if getattr(self, name) <= 0
         ]
-        # A shorter time could delete a target whose last call is not recorded yet.
-        if not LEAST_FORGET_S <= self.callback_forget_s < float("inf"):
-            problems.append(f"callback_forget_s={self.callback_forget_s} must be at least {LEAST_FORGET_S:g}")
-        if not LEAST_HELD_MAX_S <= self.callback_held_max_s < float("inf"):
-            problems.append(
-                f"callback_held_max_s={self.callback_held_max_s} must be at least {LEAST_HELD_MAX_S:g}"
-            )
-        if not 0 <= self.callback_rate < float("inf"):
-            problems.append(f"callback_rate={self.callback_rate} must not be negative")
+        problems += [
+            f"{name}={getattr(self, name)} must be from 0 to 1"
+            for name in _SHARES
+            if not 0 <= getattr(self, name) <= 1
+        ]
         problems += [
             f"{larger}={getattr(self, larger)} must be at least {times or ''}{smaller}={getattr(self, smaller)}"
             for larger, times, smaller in (
                 ("callback_horizon_s", "twice ", "callback_timeout_s"),
-                # Records are acknowledged in order, so a waiting one delays all later ones of its
-                # partition.
-                ("stall_timeout_s", "twice ", "callback_patience_s"),
                 ("callback_slots", "", "callback_target_slots"),
                 ("callback_host_slots", "", "callback_target_slots"),
-                ("callback_diverted_slots", "", "callback_diverted_target_slots"),
-                ("callback_in_hand", "", "callback_slots"),
             )
             if getattr(self, larger) < (2 if times else 1) * getattr(self, smaller)
         ]
-        return problems
+        # Records are acknowledged in order: a waiting one delays all later ones of its partition.
+        if self.stall_timeout_s < 2 * LONGEST_WAIT_S:
+            problems.append(f"stall_timeout_s={self.stall_timeout_s} must be at least {2 * LONGEST_WAIT_S:g}")
+        return problems + self._schedule_problems()
+
+    def _schedule_problems(self) -> list[str]:
+        try:
+            if all(0 <= delay < float("inf") for delay in self.policy.schedule_s):
+                return []
+        except ValueError:
+            pass
+        given = ",".join(self.callback_schedule_s)
+        return [f"callback_schedule_s={given!r} must be seconds from 0 on, comma-separated"]
 
     def _secret_problems(self) -> list[str]:
         if not self.callback_secrets:
@@ -361,8 +319,3 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         except ValueError as error:
             return [f"callback_allow={','.join(self.callback_allow)!r}: {error}"]
         return []
-
-
-def _of_setting(problem: str, settings: Mapping[str, str]) -> str:
-    """The problem of a policy with the settings in place of the policy's fields."""
-    return re.sub(rf"(?<![\w=])({'|'.join(settings)})(?==)", lambda match: settings[match[0]], problem)

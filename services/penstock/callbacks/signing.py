@@ -13,13 +13,12 @@ no two messages have the same signed bytes.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
 from standardwebhooks import Webhook
 
-from penstock.core.target import TargetId
 from penstock.core.webhook_secrets import Scheme
 from penstock.crypto import PrivateKey
 
@@ -64,35 +63,8 @@ class Ed25519Key:
         return f"{Scheme.V1A},{base64.b64encode(signature).decode()}"
 
 
-class KeySource(Protocol):
-    """Finds the keys that sign for a target."""
-
-    async def keys_of(self, target: TargetId) -> Sequence[SigningKey]:
-        """The keys.
-
-        Raises:
-            UnusableSecrets: there are secrets for the target, and none can be used.
-        """
-        ...
-
-
 class UnusableSecrets(Exception):  # noqa: N818 (named after the event, like all errors here)
     """No secret of the scope that must sign can be used; the message says why."""
-
-
-class SettingKeys:
-    """The keys of a setting, which sign for every target.
-
-    Args:
-        secrets: each `whsec_` and base64.
-    """
-
-    def __init__(self, secrets: Iterable[str]) -> None:
-        self._keys = [SymmetricKey(secret) for secret in secrets]
-
-    async def keys_of(self, _target: TargetId) -> Sequence[SigningKey]:
-        """The keys."""
-        return self._keys
 
 
 def signed_headers(

@@ -54,12 +54,22 @@ class Target:
         window: its health.
         drain: how many of its held callbacks may be drained.
         attempts: the last few.
-        suspect: whether its latest call was slow.
+        unresponsive: whether its latest call was slow.
         trusted: whether its latest call was answered in time.
         host: its host, which it shares with other targets.
     """
 
-    __slots__ = ("attempts", "disabled", "drain", "host", "partition", "rate", "suspect", "trusted", "window")
+    __slots__ = (
+        "attempts",
+        "disabled",
+        "drain",
+        "host",
+        "partition",
+        "rate",
+        "trusted",
+        "unresponsive",
+        "window",
+    )
 
     def __init__(self, stored: StoredTarget, partition: int, settings: CallbacksSettings, host: Host) -> None:
         self.partition = partition
@@ -73,7 +83,7 @@ class Target:
             (Attempt(**attempt) for attempt in stored.attempts), maxlen=SHOWN_ATTEMPTS
         )
         # A target that was stored as abnormal must be probed first.
-        self.suspect = stored.health.abnormal
+        self.unresponsive = stored.health.abnormal
         self.trusted = False
 
     def to_stored(self, target_id: TargetId, now_s: float) -> StoredTarget:

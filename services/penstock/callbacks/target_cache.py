@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from penstock.callbacks.hosts import Host, Hosts
 from penstock.callbacks.settings import CallbacksSettings
@@ -82,11 +82,6 @@ class TargetCache:
     def __contains__(self, target_id: object) -> bool:
         return target_id in self._targets
 
-    @property
-    def host_counts(self) -> Mapping[str, int]:
-        """How many hosts the targets of each namespace have."""
-        return self._hosts_within
-
     def get(self, target_id: TargetId) -> Target | None:
         """Returns a target and marks it as used; None when it is not loaded or not owned."""
         target = self._targets.get(target_id)
@@ -102,8 +97,7 @@ class TargetCache:
         """Adds or replaces a target; attempts that were not saved yet are kept."""
         if target_id not in self._targets:
             self._count_host(target.host.id, 1)
-        before = self._targets.get(target_id) or self._changed.get(target_id)
-        self._changed.pop(target_id, None)
+        before = self._targets.get(target_id) or self._changed.pop(target_id, None)
         last_s = target.attempts[-1].at_s if target.attempts else 0.0
         unsaved = [attempt for attempt in before.attempts if attempt.at_s > last_s] if before else []
         if unsaved:
@@ -211,10 +205,10 @@ class TargetCache:
         target = self._targets.get(target_id)
         return self.hosts.of(target_id) if target is None else target.host
 
-    def is_suspect(self, target_id: TargetId) -> bool:
+    def is_unresponsive(self, target_id: TargetId) -> bool:
         """Whether the latest call to it or to its host was slow."""
         target = self._targets.get(target_id)
-        return target is not None and (target.suspect or target.host.suspect)
+        return target is not None and (target.unresponsive or target.host.unresponsive)
 
     def is_trusted(self, target_id: TargetId) -> bool:
         """Whether the latest call to it was answered in time; other targets do not count."""
@@ -290,7 +284,7 @@ class TargetCache:
         if target is None:
             return False
         host = target.host
-        target.suspect = host.suspect = slow
+        target.unresponsive = host.unresponsive = slow
         target.trusted = host.trusted = not slow
         if self._self_check.is_active(time.monotonic()):
             return False

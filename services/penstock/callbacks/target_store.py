@@ -55,23 +55,11 @@ CLEANED_ROWS = 5_000
 CLEANER = "target_cleaner"
 CLEAN_EVERY_S = 60.0
 
-IsInFlight = Callable[[TargetId], bool]
-
 
 class _Find(Protocol):
     async def __call__(
         self, pool: asyncpg.Pool[asyncpg.Record], after: TargetId | None, *, limit: int
     ) -> FoundTargets: ...
-
-
-class _Load:
-    """A load in progress, with the targets that changed meanwhile.
-
-    The load may have read those before their change.
-    """
-
-    def __init__(self) -> None:
-        self.invalidated: set[TargetId] = set()
 
 
 class TargetStore:
@@ -84,6 +72,7 @@ class TargetStore:
         owner: unique name of this process.
         partition_of: the partition of a URL's records. It is the same in all namespaces, so one
             process owns all targets of a URL.
+        in_flight: whether callbacks of a target are in flight, so that it must not be evicted.
     """
 
     def __init__(
@@ -93,13 +82,16 @@ class TargetStore:
         cache: TargetCache,
         owner: str,
         partition_of: Callable[[str], int],
+        in_flight: Callable[[TargetId], bool],
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._cache = cache
         self._owner = owner
         self._partition_of = partition_of
-        self._loads: set[_Load] = set()
+        self._in_flight = in_flight
+        # By load in progress, the targets that changed meanwhile: it may have read them before.
+        self._loads: list[set[TargetId]] = []
         self._invalidated: set[TargetId] = set()
         self._search_at_s = 0.0
         # The search under way: what it looks for, and the last target that it looked at.
@@ -128,33 +120,31 @@ class TargetStore:
 
     def invalidate(self, payload: str) -> None:
         """Handles a notification that an operator or an answer has changed a target."""
-        if (target_id := targets.parse_notification(payload)) is None:
-            return
+        target_id = targets.parse_notification(payload)
         self._invalidated.add(target_id)
         for load in self._loads:
-            load.invalidated.add(target_id)
+            load.add(target_id)
         self._cache.urgent.set()
 
-    async def load(self, partitions: Mapping[TargetId, int], in_flight: IsInFlight) -> None:
+    async def load(self, partitions: Mapping[TargetId, int]) -> None:
         """Takes over targets, reads them into the cache, and evicts others.
 
         Args:
             partitions: the targets, each with the partition of its records.
-            in_flight: whether callbacks of a target are in flight, so that it must not be evicted.
         """
         # A target of a partition that was revoked meanwhile must not be taken from its new owner.
         left = [target_id for target_id, partition in partitions.items() if self._cache.owns(partition)]
         while left:
-            load = _Load()
-            for stored in await self._read(load, left):
+            changed: set[TargetId] = set()
+            for stored in await self._read(changed, left):
                 partition = partitions[stored.target]
                 # The partition may have been revoked during the read.
                 if self._cache.owns(partition):
                     host = self._cache.hosts.of(stored.target)
                     self._cache.put(stored.target, Target(stored, partition, self._settings, host))
             # A change during the read is notified only once, so the target is read again.
-            left = [target_id for target_id in left if target_id in load.invalidated]
-        self._cache.evict(CAPACITY, SCANNED_PER_LOAD * len(partitions), in_flight)
+            left = [target_id for target_id in left if target_id in changed]
+        self._cache.evict(CAPACITY, SCANNED_PER_LOAD * len(partitions), self._in_flight)
 
     async def wait(self) -> None:
         """Waits for the next tick, or until something is urgent."""
@@ -165,12 +155,8 @@ class TargetStore:
                 self._cache.urgent.clear()
                 self._save_at_s = 0.0
 
-    async def refresh(self, in_flight: IsInFlight) -> list[TargetId]:
-        """Reads targets again that were changed in PostgreSQL, and returns them.
-
-        Args:
-            in_flight: as in `load`.
-        """
+    async def refresh(self) -> list[TargetId]:
+        """Reads targets again that were changed in PostgreSQL, and returns them."""
         invalidated, self._invalidated = self._invalidated, set()
         changed = {
             target_id: target.partition
@@ -179,11 +165,11 @@ class TargetStore:
             for target_id in invalidated
             # A target in flight may be missing: `_save_batch` drops one that was changed in
             # PostgreSQL.
-            if target_id in self._cache or in_flight(target_id)
+            if target_id in self._cache or self._in_flight(target_id)
         }
         if changed:
             # The counts since the last save are lost: the change was made without them.
-            await self.load(changed, in_flight)
+            await self.load(changed)
         if invalidated:
             # Also for a missing target that was enabled: callbacks may be held for it.
             self._search_at_s = 0.0
@@ -212,13 +198,10 @@ class TargetStore:
             async with asyncio.timeout(LAST_SAVE_S):
                 await self._save(unsaved)
 
-    async def find_troubled(self, in_flight: IsInFlight) -> None:
+    async def find_troubled(self) -> None:
         """Finds this process's targets that are abnormal or have held callbacks, if it is time.
 
         After a full page the next tick continues, so that many such targets delay no other work.
-
-        Args:
-            in_flight: as in `load`.
 
         Raises:
             PostgresUnavailable: no server; the next tick continues.
@@ -232,19 +215,19 @@ class TargetStore:
         while self._search is not None:
             find, after = self._search
             page = await find(self._pool, after, limit=SEARCHED)
-            await self._mark_troubled(page.targets, in_flight)
+            await self._mark_troubled(page.targets)
             if page.last is not None:
                 self._search = find, page.last
                 return
             self._search = (targets.find_held, None) if find is targets.find_abnormal else None
         self._cache.drop_absent()
 
-    async def _mark_troubled(self, found: Iterable[TargetId], in_flight: IsInFlight) -> None:
+    async def _mark_troubled(self, found: Iterable[TargetId]) -> None:
         partitions = {target_id: self._partition_of(target_id.url) for target_id in found}
         troubled = [target_id for target_id, partition in partitions.items() if self._cache.owns(partition)]
         missing = {target_id: partitions[target_id] for target_id in troubled if target_id not in self._cache}
         if missing:
-            await self.load(missing, in_flight)
+            await self.load(missing)
         self._cache.mark_held(troubled)
         self._cache.mark_queued(troubled)
         # No call of an idle target would cause a save of its decayed count.
@@ -254,15 +237,15 @@ class TargetStore:
             if (target := self._cache.get(target_id)) and not self._cache.is_abnormal(target)
         )
 
-    async def _read(self, load: _Load, target_ids: Sequence[TargetId]) -> Sequence[StoredTarget]:
-        self._loads.add(load)
+    async def _read(self, changed: set[TargetId], target_ids: Sequence[TargetId]) -> Sequence[StoredTarget]:
+        self._loads.append(changed)
         try:
             return await retry_until_available(
                 lambda: targets.take_over(self._pool, target_ids, self._owner),
                 waiting_for=f"loading {len(target_ids)} targets",
             )
         finally:
-            self._loads.remove(load)
+            self._loads = [load for load in self._loads if load is not changed]
 
     async def _save(self, target_ids: Iterable[TargetId]) -> None:
         """Saves in batches, so that calls continue in between."""
@@ -324,20 +307,14 @@ class TargetCleaner:
 
         Raises:
             SessionLost: the lock is gone with its session.
+            PostgresUnavailable: the next pass is due as if this one had succeeded.
         """
         if time.monotonic() < self._clean_at_s:
             return
         self._clean_at_s = time.monotonic() + CLEAN_EVERY_S
-        try:
-            removed, self._after = await targets.delete_unused(
-                self._session, self._after, limit=CLEANED_ROWS, unused_s=self._unused_s
-            )
-        except PostgresUnavailable as error:
-            log.warning(
-                "Removing unused targets is delayed: PostgreSQL is unavailable",
-                extra={"event": "target_cleaning_delayed", "reason": str(error)},
-            )
-            return
+        removed, self._after = await targets.delete_unused(
+            self._session, self._after, limit=CLEANED_ROWS, unused_s=self._unused_s
+        )
         ROUNDS.complete(CLEANER)
         if removed:
             log.info(

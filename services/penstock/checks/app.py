@@ -12,9 +12,8 @@ from penstock.checks.misplaced import Misplaced
 from penstock.checks.missing import missing_tasks
 from penstock.checks.queued import Queued
 from penstock.checks.report import Offender, Offenders, Report, Rule
-from penstock.checks.rule import Check, Suspects, System, Writers
+from penstock.checks.rule import Check, System, Writers
 from penstock.checks.stuck_callbacks import StuckCallbacks
-from penstock.checks.unstamped import Unstamped
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
 from penstock.postgres import checks
 from penstock.postgres.connection import open_pool
@@ -25,24 +24,6 @@ __all__ = ["Offender", "Report", "Rule", "check"]
 
 # Offenders against one rule that are named by default.
 SHOW = 20
-
-
-class UnstampedTopics(Check):
-    """A topic whose records their writers stamp. From now on the broker stamps them."""
-
-    rule = Rule.UNSTAMPED
-
-    def __init__(self, system: System) -> None:
-        super().__init__(system)
-        self._search = Unstamped(system.settings, system.show)
-
-    async def find(self) -> Suspects:
-        """See `Check`."""
-        return dict(enumerate(await self._search.find()))
-
-    async def repair(self, _writers: Writers, /) -> int:
-        """See `Check`."""
-        return await self._search.stamp()
 
 
 # All rules, in the order of a report.
@@ -60,7 +41,6 @@ RULES: tuple[type[Check], ...] = (
     rows.Lost,
     rows.Miscounted,
     StuckCallbacks,
-    UnstampedTopics,
     in_transit.Unreleased,
     in_transit.Unheard,
     in_transit.Unread,
@@ -77,7 +57,7 @@ RULES: tuple[type[Check], ...] = (
 
 
 async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -> Report:
-    """Checks the invariant on a live system; suspects have `SETTLE_S` seconds to move.
+    """Checks the invariant on a live system; candidates have `SETTLE_S` seconds to move.
 
     Args:
         settings: where.

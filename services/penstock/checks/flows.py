@@ -9,7 +9,7 @@ from typing import ClassVar
 import asyncpg
 
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.checks.rule import GRACE_S, Check, RowCheck, Suspects, Writers
+from penstock.checks.rule import GRACE_S, Candidates, Check, RowCheck, Writers
 from penstock.postgres import checks, flow_checks
 from penstock.postgres.advance import cancel
 from penstock.postgres.checks import BATCH
@@ -35,7 +35,7 @@ class _FlowCheck(Check):
     def lacks(row: asyncpg.Record) -> str:
         """Says in one sentence what a row lacks."""
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """See `Check`."""
         found = Offenders([], 0)
         async for rows in flow_checks.found(self.system.pool, self.statement):

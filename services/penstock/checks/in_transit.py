@@ -1,7 +1,7 @@
-"""The rules that need both PostgreSQL and Kafka: suspects get time to move.
+"""The rules that need both PostgreSQL and Kafka: candidates get time to move.
 
-Each search names suspects by a mark that changes when they move. A suspect with the same mark in
-every search for `SETTLE_S` seconds is an offender.
+Each search names candidates by a version that changes when they move. A candidate with the same
+version in every search for `SETTLE_S` seconds is an offender.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from aiokafka import TopicPartition
 
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.checks.rule import GRACE_S, Check, Suspects, Writers
+from penstock.checks.rule import GRACE_S, Candidates, Check, Writers
 from penstock.core.target import TargetId
 from penstock.kafka.topology.topic_config import partitions_of
 from penstock.kafka.topology.topics import (
@@ -29,7 +29,7 @@ from penstock.postgres import checks, ingest_positions
 from penstock.postgres.checks import BATCH
 from penstock.postgres.targets import target_columns
 
-# Seconds that a suspect has to move, and between two searches.
+# Seconds that a candidate has to move, and between two searches.
 SETTLE_S = 10.0
 SEARCH_EVERY_S = 1.0
 
@@ -41,21 +41,21 @@ _READ_BY = (
 )
 
 
-async def settled(searches: Iterable[Check]) -> dict[Check, Suspects]:
-    """The suspects of each rule that have not moved in any search for `SETTLE_S` seconds.
+async def settled(searches: Iterable[Check]) -> dict[Check, Candidates]:
+    """The candidates of each rule that have not moved in any search for `SETTLE_S` seconds.
 
     Raises:
         PostgresUnavailable, KafkaUnavailable: it is unknown.
     """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + SETTLE_S
-    suspects = {search: await search.find() for search in searches}
-    while any(suspects.values()) and loop.time() < deadline_s:
+    candidates = {search: await search.find() for search in searches}
+    while any(candidates.values()) and loop.time() < deadline_s:
         await asyncio.sleep(SEARCH_EVERY_S)
-        for search, before in suspects.items():
+        for search, before in candidates.items():
             again = await search.find()
-            suspects[search] = {mark: again[mark] for mark in before if mark in again}
-    return suspects
+            candidates[search] = {version: again[version] for version in before if version in again}
+    return candidates
 
 
 class Unreleased(Check):
@@ -66,9 +66,9 @@ class Unreleased(Check):
 
     rule, moves = Rule.UNRELEASED, True
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """See `Check`."""
-        found: Suspects = {}
+        found: Candidates = {}
         topics = self.system.topics
         # `owned`: a task-sync owns the type. `limited`: limits of the type may explain the wait.
         for row in await checks.fetch(self.system.pool, "checks.ready", GRACE_S):
@@ -101,7 +101,7 @@ class Unheard(Check):
 
     rule, moves = Rule.UNHEARD, True
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """See `Check`."""
         settings = self.system.settings
         rows = await checks.fetch(self.system.pool, "checks.running", partitions_of(settings, HEARTBEATS))
@@ -111,7 +111,7 @@ class Unheard(Check):
         if assigned is None:
             return {}
         name = settings.prefix + HEARTBEATS.name
-        found: Suspects = {}
+        found: Candidates = {}
         for row in rows:
             partition = row["lease_partition"]
             if (name, partition) in assigned:
@@ -127,9 +127,9 @@ class Held(Check):
 
     rule, moves = Rule.HELD, True
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """See `Check`."""
-        found: Suspects = {}
+        found: Candidates = {}
         for row in await checks.fetch(self.system.pool, "checks.held", GRACE_S):
             more = f"and {row['held'] - 1:,} more are" if row["held"] > 1 else "is"
             lacks = f"{more} held for {TargetId(row['namespace'], row['target'])}, which is normal: is callbacks running?"
@@ -150,9 +150,9 @@ class Unread(Check):
 
     rule, moves = Rule.UNREAD, True
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """See `Check`."""
-        found: Suspects = {}
+        found: Candidates = {}
         prefix, topics = self.system.settings.prefix, self.system.topics
         positions = []
         for topic, service in INGESTED:

@@ -9,7 +9,6 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
@@ -17,6 +16,7 @@ from penstock.core.position import Position, Start, taken
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.client import positions
 from penstock.kafka.client.connection import translated
+from penstock.kafka.topology.group_members import describe
 from penstock.settings import Kafka
 
 # Seconds to wait for a group's coordinator: a broker that has just started appoints it late.
@@ -212,15 +212,14 @@ class Topics:
         Raises:
             KafkaUnavailable: no broker answered.
         """
-        [response] = await _ask_coordinator(lambda: self._admin.describe_consumer_groups([group]))
-        described = response.to_object()["groups"][0]
-        if described["state"] not in ("Stable", "Empty", "Dead"):
+        members = await _ask_coordinator(lambda: describe(self._admin, group))
+        if members is None:
             return None
         return {
-            tp
-            for member in described["members"]
-            if member["member_assignment"]
-            for tp in ConsumerProtocolMemberAssignment.decode(member["member_assignment"]).partitions()
+            TopicPartition(topic, number)
+            for member in members
+            for topic, numbers in member.partitions.items()
+            for number in numbers
         }
 
 

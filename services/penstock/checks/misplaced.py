@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.checks.rule import Check, Suspects, System, Writers
+from penstock.checks.rule import Candidates, Check, System, Writers
 from penstock.core.position import Position, Start, StartReason
 from penstock.errors import SessionLost
 from penstock.kafka.client.connection import make_consumer, running, translated
@@ -52,9 +52,9 @@ class Misplaced(Check):
         self._ingest: dict[str, dict[int, tuple[ingest_positions.Stored | None, Start]]] = {}
         self._groups: dict[str, dict[TopicPartition, Start]] = {}
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """See `Check`."""
-        found: Suspects = {}
+        found: Candidates = {}
         self._ingest = {}
         for topic, reader in INGESTED:
             name = self.system.settings.prefix + topic.name
@@ -121,7 +121,7 @@ class Misplaced(Check):
                 )
 
 
-def _add(found: Suspects, tp: TopicPartition, start: Start, reader: str) -> None:
+def _add(found: Candidates, tp: TopicPartition, start: Start, reader: str) -> None:
     why = {
         StartReason.REPLACED: "the topic was created again",
         StartReason.CUT: "the log lost its tail",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.checks.rule import Check, Suspects, System, Writers
+from penstock.checks.rule import Candidates, Check, System, Writers
 from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
@@ -45,7 +45,7 @@ class Queued(Check):
         self._with_record: set[AttemptId] = set()
         self._in_releases: set[int] = set()
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """The tasks that have been queued since before the first search and have no record now."""
         pool = self.system.pool
         self._since = self._since or (await checks.fetch(pool, "checks.now"))[0]["now"]

@@ -30,7 +30,6 @@ class Rule(StrEnum):
     MISPLACED = "misplaced"
     LOST = "lost"
     MISCOUNTED = "miscounted"
-    UNSTAMPED = "unstamped"
     STALLED = "stalled"
     LEFTOVER = "leftover"
     MISCOUNTED_FLOW = "miscounted_flow"

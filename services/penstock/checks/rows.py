@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import asyncpg
 
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.checks.rule import GRACE_S, Check, RowCheck, Suspects, System, Writers
+from penstock.checks.rule import GRACE_S, Candidates, Check, RowCheck, System, Writers
 from penstock.core.attempt import AttemptId
 from penstock.core.endings import ExpiredLease
 from penstock.core.target import TargetId
@@ -260,7 +260,7 @@ class Miscounted(Check):
 
     rule = Rule.MISCOUNTED
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """See `Check`."""
         wrong = await backlog.miscounted(self.system.pool)
         first = [

@@ -22,8 +22,8 @@ from penstock.settings import Platform
 # A timer may be late by this many seconds before it is an offender.
 GRACE_S = 60.0
 
-# By a mark, which changes when a suspect moves.
-Suspects: TypeAlias = dict[Hashable, Offenders]
+# By a version, which changes when a candidate moves.
+Candidates: TypeAlias = dict[Hashable, Offenders]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Check(ABC):
 
     Attributes:
         rule: that offenders break.
-        moves: suspects are offenders only if they do not move for a while (`in_transit`).
+        moves: candidates are offenders only if they do not move for a while (`in_transit`).
     """
 
     rule: ClassVar[Rule]
@@ -80,8 +80,8 @@ class Check(ABC):
         self.system = system
 
     @abstractmethod
-    async def find(self) -> Suspects:
-        """Finds the offenders, or the suspects, as they are now.
+    async def find(self) -> Candidates:
+        """Finds the offenders, or the candidates, as they are now.
 
         Raises:
             PostgresUnavailable, KafkaUnavailable: it is unknown.
@@ -113,7 +113,7 @@ class RowCheck(Check):
     statement: ClassVar[str] = ""
     arguments: tuple[float, ...] = (GRACE_S,)
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """The first offenders."""
         name = self.statement or f"checks.{self.rule}"
         rows = await checks.fetch(self.system.pool, name, self.system.show, *self.arguments)

@@ -28,7 +28,7 @@ import asyncpg
 from aiokafka import TopicPartition
 
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.checks.rule import Check, Suspects, System, Writers
+from penstock.checks.rule import Candidates, Check, System, Writers
 from penstock.core.target import TargetId
 from penstock.kafka.processing.outbox import partition_of
 from penstock.kafka.topology.topics import CALLBACKS, CALLBACKS_DIVERTED, service_group
@@ -69,7 +69,7 @@ class StuckCallbacks(Check):
         self._unclaimed: list[tuple[str, int, int]] = []
         self._uncalled: list[TargetId] = []
 
-    async def find(self) -> Suspects:
+    async def find(self) -> Candidates:
         """The offenders; waits a few seconds for the commit of a record that was just published."""
         rows = await self._fetch_unclaimed()
         fresh_s = max((row["published_at_s"] for row in rows), default=0.0) + SKEW_S + COMMIT_S - time.time()

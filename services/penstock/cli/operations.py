@@ -238,8 +238,7 @@ def audit(
 def _verb_text(operation: Mapping[str, Any]) -> str:
     if operation["priority"]:
         return f"{operation['verb']} to {operation['priority']}"
-    # A gateway of an earlier release has operations on tasks only.
-    return f"{operation['verb']} flows" if operation.get("subject") == "flow" else str(operation["verb"])
+    return f"{operation['verb']} flows" if operation["subject"] == "flow" else str(operation["verb"])
 
 
 def _filter_text(task_filter: Mapping[str, Any]) -> str:

@@ -133,9 +133,3 @@ def replay_(
         f"{len(records):,} submissions {'would be' if dry_run else 'are'} submitted again",
         json_=json_,
     )
-
-
-# The name of `penstock rejected replay` in earlier versions.
-replay_rejected = click.Command(
-    "replay-rejected", callback=replay_.callback, params=replay_.params, help=replay_.help
-)

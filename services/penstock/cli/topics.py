@@ -32,11 +32,6 @@ _VERBS = {
     "bind": LazyVerb(
         "penstock.cli.binding", "bind", "Binds the prefix to the database, and shows to which one it belongs"
     ),
-    "replay-rejected": LazyVerb(
-        "penstock.cli.rejected",
-        "replay_rejected",
-        "Submits again what was rejected because its type or flow was unknown",
-    ),
 }
 
 
@@ -54,27 +49,18 @@ _VERBS = {
 def topics(ctx: click.Context, /, replication: int | None, json_: bool, **options: Any) -> None:
     """Creates the platform's topics that do not exist; running it again changes nothing.
 
-    In topics of an older version, ready topics included, it changes one setting: Kafka stamps the
-    records itself (message.timestamp.type). It names these topics.
-
     schemas/topics.toml and the file of PENSTOCK_TOPICS_FILE declare the topics. Task-sync creates
     ready topics when their types are registered.
     """
     if ctx.invoked_subcommand is not None:
         return
     with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
-        created, changed = asyncio.run(topic_plan.create(settings, replication=replication))
+        created = asyncio.run(topic_plan.create(settings, replication=replication))
     names = [settings.prefix + topic.name for topic in PLATFORM]
     if json_:
-        wire = [difference.to_wire() for difference in changed]
-        print_document({"topics": names, "created": created, "changed": wire})
+        print_document({"topics": names, "created": created})
         return
     click.echo("\n".join(f"created {name}" for name in created) or f"all {len(names)} topics exist")
-    for difference in changed:
-        click.echo(
-            f"changed {difference.topic}: {difference.what} is {difference.declared}, was {difference.now}",
-            err=True,
-        )
 
 
 @topics.command("plan")

@@ -21,8 +21,8 @@ HOLD_S = 20
 class EndPolls:
     """Paces the requests of a client that waits for an end.
 
-    The gateway holds such a request until the end, or for `wait_s` seconds. One of an earlier
-    release answers at once; then the client sleeps between two requests.
+    The gateway holds such a request until the end, or for `wait_s` seconds. If an answer comes at
+    once instead, the client sleeps between two requests.
 
     Args:
         every_s: longest sleep between two requests, in seconds.
@@ -69,8 +69,7 @@ class WaitMethods:
             # Only the last request waits, so that several do not add up their times.
             held_s = wait_s if chunk is chunks[-1] else 0
             answer = await self._request("POST", "/tasks/states", body, wait_s=held_s)
-            # A gateway of an earlier release does not name them.
-            unknown += answer.get("unknown", ())
+            unknown += answer["unknown"]
             for state, count in answer["states"].items():
                 counts[state] = counts.get(state, 0) + count
         return counts, unknown
@@ -78,15 +77,11 @@ class WaitMethods:
     async def progress(self: Transport, ids: Iterable[int]) -> dict[int, TaskProgress]:
         """The progress of those of the tasks whose handlers report it, by id.
 
-        At most a hundred for each 10,000 ids, those with the smallest ids. A gateway of an earlier
-        release knows none.
+        At most a hundred for each 10,000 ids, those with the smallest ids.
         """
         found: dict[int, TaskProgress] = {}
         for chunk in id_chunks(ids_of(ids)):
-            try:
-                answer = await self._request("POST", "/tasks/progress", orjson.dumps({"ids": chunk}))
-            except NotFound:
-                return {}
+            answer = await self._request("POST", "/tasks/progress", orjson.dumps({"ids": chunk}))
             found |= {task["id"]: TaskProgress.from_wire(task["progress"]) for task in answer["tasks"]}
         return found
 

@@ -1,8 +1,9 @@
 """Stall detection: a process with work and without progress ends, and is restarted.
 
-`StallDetector` compares marks of progress while the event loop turns. An outage of a server is no
-stall: while attempts fail and are repeated, times start anew. An attempt may also wait for a server
-that keeps its connections and answers nothing, so the servers are asked before a stall is reported.
+`StallDetector` compares the progress of all work while the event loop turns. An outage of a server
+is no stall: while attempts fail and are repeated, times start anew. An attempt may also wait for a
+server that keeps its connections and answers nothing, so the servers are asked before a stall is
+reported.
 `LoopWatchdog` covers the loop itself: a timer of the interpreter, which ends the process even when
 a C extension holds the interpreter lock.
 
@@ -30,10 +31,10 @@ class StallDetector:
     """Reports work that has made no progress for too long.
 
     Args:
-        limit_s: seconds after which an unchanged mark is a stall.
-        marks: returns name and mark of everything that should progress now. A mark changes with
-            each step of progress. A name that is left out is at rest; its time starts anew when it
-            is named again.
+        limit_s: seconds after which an unchanged value is a stall.
+        progress: returns name and value of everything that should progress now. A value changes
+            with each step. A name that is left out is at rest; its time starts anew when it is
+            named again.
         servers: each returns when a server that the work needs takes a new connection, raises
             `Unavailable` when it does not, and limits itself to a few seconds.
         name: of what is watched, for the error; "" for none.
@@ -42,13 +43,13 @@ class StallDetector:
     def __init__(
         self,
         limit_s: float,
-        marks: Callable[[], Mapping[str, Hashable]],
+        progress: Callable[[], Mapping[str, Hashable]],
         servers: Sequence[Callable[[], Awaitable[None]]] = (),
         *,
         name: str = "",
     ) -> None:
         self._limit_s = limit_s
-        self._marks = marks
+        self._progress = progress
         self._servers = servers
         self._ask_at_s = 0.0
         self._name = name
@@ -67,11 +68,11 @@ class StallDetector:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def ask_servers(self, now_s: float) -> None:
-        """Asks the servers while a mark is unchanged for more than half the limit.
+        """Asks the servers while a value is unchanged for more than half the limit.
 
         An unavailable one counts as a failed attempt.
         """
-        oldest_s = min((since_s for _mark, since_s in self._since.values()), default=now_s)
+        oldest_s = min((since_s for _value, since_s in self._since.values()), default=now_s)
         if now_s - oldest_s < self._limit_s / 2 or now_s < self._ask_at_s:
             return
         self._ask_at_s = now_s + self._limit_s / ASKS_PER_LIMIT
@@ -82,7 +83,7 @@ class StallDetector:
             count_failed_attempt()
 
     def check(self, now_s: float) -> None:
-        """Compares all marks with those of the check before.
+        """Compares all progress with that of the check before.
 
         Args:
             now_s: seconds on a monotonic clock.
@@ -94,10 +95,12 @@ class StallDetector:
             self._failed_attempts = failed
             self._since.clear()
         self._since = {
-            name: self._since[name] if name in self._since and self._since[name][0] == mark else (mark, now_s)
-            for name, mark in self._marks().items()
+            name: self._since[name]
+            if name in self._since and self._since[name][0] == value
+            else (value, now_s)
+            for name, value in self._progress().items()
         }
-        stalled = [name for name, (_mark, since_s) in self._since.items() if now_s - since_s > self._limit_s]
+        stalled = [name for name, (_value, since_s) in self._since.items() if now_s - since_s > self._limit_s]
         if stalled:
             prefix = f"{self._name}: " if self._name else ""
             raise Stalled(f"{prefix}{', '.join(stalled)}: no progress for {self._limit_s:g} s")

@@ -73,11 +73,7 @@ class ObjectRef:
 
     @property
     def namespace(self) -> str:
-        """The namespace that the key names.
-
-        Earlier releases gave all namespaces the keys of the default one, so a stored reference with
-        such a key may be that of any namespace.
-        """
+        """The namespace that the key names."""
         found = _KEY.fullmatch(self.key)
         return (found and found[1]) or DEFAULT_NAMESPACE
 

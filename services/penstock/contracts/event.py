@@ -160,7 +160,7 @@ class Callback:
             "attempt": self.attempt,
             "body": self.body.decode(),
         }
-        # Most callbacks have neither field, and services of earlier releases accept only those.
+        # Most callbacks have neither field.
         if self.headers:
             record["headers"] = self.headers
         if self.ordered:

@@ -1,7 +1,7 @@
 """The progress of attempts: a header of a heartbeat record, and a member of an HTTP report.
 
-A header, because heartbeat processors of earlier versions reject a record whose value has an
-unknown member, and would expire its attempts. They ignore headers.
+A header, because a fault in it must not cost the attempts their heartbeat, as a fault in the value
+of the record would.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ _MAX_INTEGER = 2**31 - 1
 _MAX_LEASE_MS = 86_400_000
 _MAX_TEXT = 200
 
-# Not a task: task-sync writes a mark where a partition's records are gone, to see how far workers
+# Not a task: task-sync writes a marker where a partition's records are gone, to see how far workers
 # have read.
-MARK = orjson.dumps({"mark": "what was here before is gone"})
+MARKER = orjson.dumps({"mark": "what was here before is gone"})
 
 
 # Not frozen: constructing a frozen dataclass is slower, and one is made for each task that is
@@ -117,8 +117,7 @@ class ReadyTask:
                 context=context,
                 lease_ms=raw["lease_ms"],
                 tries=raw.get("tries", 0),
-                # Missing in earlier versions, perhaps unknown in later ones; it only decides the
-                # order here.
+                # A later version may have more levels; it only decides the order here.
                 priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
                 traceparent=raw.get("traceparent"),
                 isolation=_ISOLATIONS.get(raw.get("isolation")),

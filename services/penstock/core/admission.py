@@ -8,7 +8,7 @@ memory is bounded however long PostgreSQL stays behind.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 30.0
 
-Partition = TypeVar("Partition", bound=int)
+Partition = TypeVar("Partition", bound=Hashable)
 
 
 class RefusalCause(StrEnum):

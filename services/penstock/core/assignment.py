@@ -31,7 +31,7 @@ def plan(me: int, members: Collection[int], owners: Mapping[str, int | None]) ->
     Args:
         me: one of the members.
         members: all live replicas.
-        owners: by type: a member, None, or a session of an earlier version, which keeps its types.
+        owners: by type: a member, None, or a session that is no replica, which keeps its types.
     """
     owned = Counter(dict.fromkeys(members, 0))
     owned.update(owner for owner in owners.values() if owner is not None and owner in owned)

@@ -75,18 +75,6 @@ class DeliveryPolicy:
         """Total number of attempts."""
         return len(self.schedule_s) + 1
 
-    def problems(self) -> list[str]:
-        """Invalid values, one sentence each."""
-        found = []
-        # Written so that NaN is refused too.
-        if not all(0 <= delay < float("inf") for delay in self.schedule_s):
-            found.append(f"schedule_s={self.schedule_s} must hold seconds from 0 on")
-        if not 0 <= self.jitter <= 1:
-            found.append(f"jitter={self.jitter} must be from 0 to 1")
-        if not 0 <= self.retry_after_max_s < float("inf"):
-            found.append(f"retry_after_max_s={self.retry_after_max_s} must not be negative")
-        return found
-
     def decide(
         self,
         status: int | None,

@@ -32,18 +32,6 @@ class DrainPolicy:
     probe_s: float = 5.0
     probe_most_s: float = 60.0
 
-    def problems(self) -> list[str]:
-        """Invalid values, one sentence each."""
-        found = [
-            f"{name}={getattr(self, name)} must be above 0"
-            for name in ("rate", "probe_s")
-            # Written so that NaN is refused too.
-            if not 0 < getattr(self, name) < math.inf
-        ]
-        if not self.probe_s <= self.probe_most_s < math.inf:
-            found.append(f"probe_most_s={self.probe_most_s} must be at least probe_s={self.probe_s}")
-        return found
-
 
 class Drain:
     """The drain of one target.
@@ -61,12 +49,12 @@ class Drain:
         self._bucket: TokenBucket | None = None
         self._draining_until_s = -math.inf
 
-    def allow(self, now_s: float, *, suspect: bool, waiting: int = 0) -> int:
+    def allow(self, now_s: float, *, unresponsive: bool, waiting: int = 0) -> int:
         """How many callbacks may be drained now; they count as drained.
 
         Args:
             now_s: seconds on a monotonic clock.
-            suspect: whether the target's latest call was slow.
+            unresponsive: whether the target's latest call was slow.
             waiting: callbacks of the target that already wait on the diverted path. Together with
                 the drained ones they may amount to one second of calls, because surplus callbacks
                 are better held in PostgreSQL.
@@ -78,7 +66,7 @@ class Drain:
             # few calls a second would lose the fraction each time.
             self._bucket = TokenBucket(rate, now_s, capacity_s=(most + 1) / rate, full=True)
         available = self._bucket.available(now_s)
-        if suspect:
+        if unresponsive:
             self._bucket.take(available)
             if now_s < self._probe_at_s:
                 return 0

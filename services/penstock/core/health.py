@@ -36,7 +36,6 @@ class HealthPolicy:
         threshold: the count that makes a target abnormal.
         ceiling: the highest count.
         calm_s: seconds after a slow call in which quick calls subtract nothing.
-        by_timer: whether a slow call is counted after `slow_s` already, or only at its end.
         share: least share of a target's recent calls that must be slow to make it abnormal; 0 turns
             this off.
         recent_s: seconds in which the weight of a recent call falls to a third.
@@ -55,7 +54,6 @@ class HealthPolicy:
     threshold: int = 10
     ceiling: int = 20
     calm_s: float = 60.0
-    by_timer: bool = True
     share: float = 0.05
     recent_s: float = 5.0
     recent_calls: int = 100
@@ -64,33 +62,6 @@ class HealthPolicy:
     self_check_least: int = 10
     self_check_s: float = 30.0
     self_check_most_s: float = 300.0
-
-    def problems(self) -> list[str]:
-        """Invalid values, one sentence each."""
-        # Written so that NaN is refused too.
-        found = [
-            f"{name}={getattr(self, name)} must be above 0"
-            for name in ("slow_s", "recent_s", "self_check_s", "self_check_most_s")
-            if not 0 < getattr(self, name) < math.inf
-        ]
-        found += [
-            f"{name}={getattr(self, name)} must not be negative"
-            for name in ("calm_s", "decay_s")
-            if not 0 <= getattr(self, name) < math.inf
-        ]
-        found += [
-            f"{name}={getattr(self, name)} must be at least 1"
-            for name in ("threshold", "recent_calls", "self_check_least")
-            if getattr(self, name) < 1
-        ]
-        found += [
-            f"{name}={getattr(self, name)} must be from 0 to 1"
-            for name in ("share", "self_check_share")
-            if not 0 <= getattr(self, name) <= 1
-        ]
-        if self.ceiling < self.threshold:
-            found.append(f"ceiling={self.ceiling} must be at least threshold={self.threshold}")
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,28 @@ class PartitionOffsets:
         return moved
 
 
-class OffsetTracker:
+class CommittableOffsets:
+    """The offsets of the partitions that a consumer reads, and those that Kafka has."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[Partition, PartitionOffsets] = {}
+        self._committed: dict[Partition, int] = {}
+
+    def committable(self) -> dict[Partition, int]:
+        """Offsets to commit: those that have moved since the last commit."""
+        return {
+            partition: offsets.frontier
+            for partition, offsets in self._partitions.items()
+            if offsets.frontier > self._committed[partition]
+        }
+
+    def committed(self, offsets: Mapping[Partition, int]) -> None:
+        """Stores offsets that Kafka has; smaller ones than before change nothing."""
+        for partition, offset in offsets.items():
+            self._committed[partition] = max(offset, self._committed.get(partition, -1))
+
+
+class OffsetTracker(CommittableOffsets):
     """The records that a process has in flight: read and not yet acknowledged.
 
     A settled record behind an unsettled one counts little, so that a slow record does not stop all
@@ -104,11 +125,10 @@ class OffsetTracker:
     """
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.limit = limit
         self.generation = -1
         self._count = 0
-        self._partitions: dict[Partition, PartitionOffsets] = {}
-        self._committed: dict[Partition, int] = {}
 
     def __len__(self) -> int:
         return self._count
@@ -162,18 +182,3 @@ class OffsetTracker:
         return {
             partition: offsets.frontier for partition, offsets in self._partitions.items() if len(offsets)
         }
-
-    def committable(self) -> dict[Partition, int]:
-        """Offsets to commit: those that have moved since the last commit."""
-        return {
-            partition: offsets.frontier
-            for partition, offsets in self._partitions.items()
-            if offsets.frontier > self._committed[partition]
-        }
-
-    def committed(self, offsets: Mapping[Partition, int]) -> None:
-        """Stores offsets that Kafka has; those of an old generation change nothing."""
-        for partition, offset in offsets.items():
-            if offset <= self._committed.get(partition, -1):
-                continue
-            self._committed[partition] = offset

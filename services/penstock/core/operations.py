@@ -65,10 +65,6 @@ class TaskSnapshot(NamedTuple):
 
 def reachable(verb: Verb) -> frozenset[State]:
     """The states in which a verb changes a task."""
-    if verb is Verb.RESUME:
-        # Also tasks that are not paused: a process of an earlier version may have left `pausing` on
-        # them.
-        return frozenset(State) - FINAL
     transition = _TRANSITIONS.get(verb)
     return frozenset(State) - FINAL if transition is None else sources(transition)
 

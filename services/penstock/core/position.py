@@ -44,7 +44,7 @@ class Position:
     def from_stored(cls, offset: int, identity: str | None) -> Position:
         """Reads a stored offset and identity.
 
-        An older service moves the offset and leaves the identity. Then epoch and checksum belong to
+        Another client may move the offset and leave the identity. Then epoch and checksum belong to
         another offset and are ignored.
         """
         found = _TEXT.fullmatch(identity or "")

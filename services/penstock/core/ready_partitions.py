@@ -12,9 +12,11 @@ nothing, so records on its partitions wait, even while another worker is idle. S
 - An urgent task overtakes less urgent ones that a reader which takes nothing has left for
   `STUCK_S`: they are withdrawn together. Such a reader is *narrow* until it takes a task: it has at
   most one record, since it takes from its partitions in any order.
-- A reader without records is full or idle; no offset tells which. A mark, a record without a task,
-  tells: an idle worker takes it at once. A reader gets one mark, and no other until it takes that.
-- A reader whose records were withdrawn gets a mark, too. It gets no tasks until it takes the mark.
+- A reader without records is full or idle; no offset tells which. A marker, a record without a
+  task, tells: an idle worker takes it at once. A reader gets one marker, and no other until it
+  takes that.
+- A reader whose records were withdrawn gets a marker, too. It gets no tasks until it takes the
+  marker.
 
 Pure: no I/O, no clock. When in doubt, nothing is withdrawn: a withdrawn task has a new attempt. A
 worker that takes the old record at the same moment would run it, and its result would be refused.
@@ -39,7 +41,7 @@ LATE_S = 2.0
 OVERTAKE_S = 5.0
 # A reader is stuck beside another that takes records this many times as often.
 SLOWER = 4
-# Seconds after which a reader that did not take its mark counts as full.
+# Seconds after which a reader that did not take its marker counts as full.
 PROBE_S = 0.3
 # Seconds for which it is believed which worker reads which partition.
 KEEP_READERS_S = 10.0
@@ -57,7 +59,7 @@ class Plan:
 
     Attributes:
         withdraw: partitions whose records go to other workers.
-        probe: partitions that get a mark.
+        probe: partitions that get a marker.
     """
 
     withdraw: Sequence[int] = ()
@@ -94,7 +96,7 @@ class ReadyPartitions:
 
     @property
     def lag(self) -> int:
-        """Records of tasks that no worker has taken; a mark delays no task and is left out."""
+        """Records of tasks that no worker has taken; a marker delays no task and is left out."""
         return sum(max(0, each.tasks) for each in self._partitions.values())
 
     def __getitem__(self, number: int) -> Partition:
@@ -123,7 +125,7 @@ class ReadyPartitions:
             number: of the partition.
             records: how many.
             now_s: now.
-            priorities: those of their tasks; empty for marks and refused records.
+            priorities: those of their tasks; empty for markers and refused records.
         """
         each = self._partitions[number]
         if records > 0:
@@ -131,12 +133,12 @@ class ReadyPartitions:
         elif records < 0:
             self.correct({number: each.end + records})
 
-    def add_mark(self, number: int, offset: int, now_s: float, *, withdrawn: bool, behind: int = 0) -> None:
-        """A mark was written.
+    def add_marker(self, number: int, offset: int, now_s: float, *, withdrawn: bool, behind: int = 0) -> None:
+        """A marker was written.
 
         Args:
             number: of the partition.
-            offset: of the mark.
+            offset: of the marker.
             now_s: now.
             behind: records that were written after it, by now.
             withdrawn: its records were withdrawn before; else it is to find out whether the reader
@@ -145,16 +147,16 @@ class ReadyPartitions:
         each = self._partitions[number]
         self.correct({number: offset})
         each.add(1, now_s)
-        each.mark, each.mark_s, each.withdrawn = each.end, now_s, withdrawn
+        each.marker, each.marker_s, each.withdrawn = each.end, now_s, withdrawn
         if behind > 0:
             # Their priorities went with their offsets.
             each.add(behind, now_s, [Priority.MEDIUM])
 
-    def find_mark(self, number: int, end: int, now_s: float) -> None:
-        """The only unread record is a mark, of another process."""
+    def find_marker(self, number: int, end: int, now_s: float) -> None:
+        """The only unread record is a marker, of another process."""
         each = self._partitions[number]
         self.correct({number: end})
-        each.mark, each.mark_s, each.withdrawn = end, now_s, True
+        each.marker, each.marker_s, each.withdrawn = end, now_s, True
 
     def withdraw(self, number: int, offset: int) -> None:
         """The records before an offset are deleted."""
@@ -163,8 +165,8 @@ class ReadyPartitions:
         each.end = max(each.end, offset)
         while each.unread and each.unread[0].end <= offset:
             each.unread.popleft()
-        if each.mark is not None and each.mark <= offset:
-            each.mark, each.withdrawn = None, False
+        if each.marker is not None and each.marker <= offset:
+            each.marker, each.withdrawn = None, False
 
     def take(self, taken: Mapping[int, int], now_s: float) -> bool:
         """Up to these offsets workers need no record; returns whether any has changed."""
@@ -216,7 +218,7 @@ class ReadyPartitions:
         """
         age_s = now_s - self._readers_s
         least = max(each.least_urgent() for each in self._partitions.values())
-        if age_s >= KEEP_READERS_S / 2 and any(each.mark is not None for each in self._partitions.values()):
+        if age_s >= KEEP_READERS_S / 2 and any(each.marker is not None for each in self._partitions.values()):
             return True
         return (
             age_s >= STUCK_S
@@ -263,7 +265,7 @@ class ReadyPartitions:
         if chosen:
             partitions = [item for reader in chosen for item in reader.partitions.items()]
             return Plan(withdraw=tuple(number for number, each in partitions if each.tasks > 0))
-        idle = [reader for reader in readers if not reader.lag and not reader.marked]
+        idle = [reader for reader in readers if not reader.lag and not reader.has_marker]
         return Plan(probe=tuple(min(reader.partitions) for reader in idle))
 
     def _overtaken(self, now_s: float, first_ready: Priority | None) -> tuple[int, ...]:
@@ -356,13 +358,13 @@ class ReadyPartitions:
         readers = self._by_reader(now_s)
         known = self._knows_readers(now_s)
         moving = [reader for reader in readers if not (known and self._is_stuck(reader, readers, now_s))]
-        free = [reader for reader in moving if not reader.marked]
+        free = [reader for reader in moving if not reader.has_marker]
         if not any(reader.proven_s > now_s - PROVEN_S for reader in free):
-            # A mark that was just written says nothing yet.
+            # A marker that was just written says nothing yet.
             free += [
                 reader
                 for reader in moving
-                if reader.marked and not reader.withdrawn and reader.marked_s > now_s - PROBE_S
+                if reader.has_marker and not reader.withdrawn and reader.marker_s > now_s - PROBE_S
             ]
         return free if any(reader.frozen_s(now_s) < STUCK_S for reader in free) else readers
 

@@ -16,7 +16,7 @@ from penstock.core.task import Priority
 
 # Takes of records from which the pace of a reader is known.
 MOVES = 4
-# Seconds for which a reader that took a mark is known to have room.
+# Seconds for which a reader that took a marker is known to have room.
 PROVEN_S = 1.0
 # Seconds over which the rate of a partition is averaged, and for which it is kept.
 RATE_S = 1.0
@@ -24,7 +24,7 @@ KEEP_RATE_S = 10.0
 
 
 class Unread(NamedTuple):
-    """Records that were written together and that no worker has taken; a mark, with the defaults.
+    """Records that were written together and that no worker has taken; a marker, with the defaults.
 
     Attributes:
         end: offset behind them.
@@ -48,10 +48,10 @@ class Partition:
         taken: offset up to which the workers need no record.
         unread: records that no worker has taken, the oldest first.
         moves: when records were found taken, the oldest first.
-        mark: offset behind the mark that no reader has taken yet.
-        mark_s: when it was written.
-        withdrawn: the records before the mark were withdrawn.
-        proven_s: when a mark was found taken.
+        marker: offset behind the marker that no reader has taken yet.
+        marker_s: when it was written.
+        withdrawn: the records before the marker were withdrawn.
+        proven_s: when a marker was found taken.
         rate: records a second that its reader takes; None while it takes all there are.
         least: records a second that it took when it took all.
         rate_s: when `rate` or `least` was last measured.
@@ -62,8 +62,8 @@ class Partition:
     taken: int = 0
     unread: deque[Unread] = field(default_factory=deque)
     moves: deque[float] = field(default_factory=lambda: deque(maxlen=MOVES))
-    mark: int | None = None
-    mark_s: float = -inf
+    marker: int | None = None
+    marker_s: float = -inf
     withdrawn: bool = False
     proven_s: float = -inf
     rate: float | None = None
@@ -79,7 +79,7 @@ class Partition:
     @property
     def tasks(self) -> int:
         """Records of tasks that no worker has taken."""
-        return self.lag - (self.mark is not None)
+        return self.lag - (self.marker is not None)
 
     def add(self, records: int, now_s: float, priorities: Collection[Priority] = ()) -> None:
         """Records were written, with tasks of these priorities."""
@@ -124,8 +124,8 @@ class Partition:
             self.unread.popleft()
         if self.lag and not self.unread:
             self.unread.append(Unread(self.end, now_s))
-        if self.mark is not None and taken >= self.mark:
-            self.mark, self.withdrawn, self.proven_s = None, False, now_s
+        if self.marker is not None and taken >= self.marker:
+            self.marker, self.withdrawn, self.proven_s = None, False, now_s
         if passed_s > 0:
             self._measure(max(count, 0) / passed_s, now_s, passed_s)
         return count != 0
@@ -153,11 +153,11 @@ class Reader:
     Attributes:
         partitions: its partitions, by number.
         lag: records that it has not taken.
-        tasks: the same without marks.
-        marked: a mark waits for it.
-        withdrawn: records were withdrawn from it, and a mark waits since.
-        marked_s: when its last mark was written.
-        proven_s: when it was last found to have taken a mark.
+        tasks: the same without markers.
+        has_marker: a marker waits for it.
+        withdrawn: records were withdrawn from it, and a marker waits since.
+        marker_s: when its last marker was written.
+        proven_s: when it was last found to have taken a marker.
         moves: when it was last found to have taken records, the oldest first.
         oldest_s: when the oldest of its records was written; infinity without records.
         narrow: it has one record at most.
@@ -167,9 +167,9 @@ class Reader:
         self.partitions = partitions
         self.lag = sum(each.lag for each in partitions.values())
         self.tasks = sum(each.tasks for each in partitions.values())
-        self.marked = any(each.mark is not None for each in partitions.values())
+        self.has_marker = any(each.marker is not None for each in partitions.values())
         self.withdrawn = any(each.withdrawn for each in partitions.values())
-        self.marked_s = max((each.mark_s for each in partitions.values()), default=-inf)
+        self.marker_s = max((each.marker_s for each in partitions.values()), default=-inf)
         self.proven_s = max((each.proven_s for each in partitions.values()), default=-inf)
         self.moves = sorted(at_s for each in partitions.values() for at_s in each.moves)[-MOVES:]
         self.narrow = any(each.narrow for each in partitions.values())

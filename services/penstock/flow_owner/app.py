@@ -106,7 +106,7 @@ def create_app(settings: FlowsSettings) -> process.Service:
                 schedule_loop.run(),
                 StallDetector(
                     settings.stall_timeout_s,
-                    lambda: {**owner.progress(), **schedule_loop.progress(), **ingest_progress.marks()},
+                    lambda: {**owner.progress(), **schedule_loop.progress(), **ingest_progress.progress()},
                     (
                         partial(postgres_health.ping, settings.sessions),
                         partial(kafka_health.ping, settings),

@@ -125,7 +125,7 @@ class Owner:
         return len(self._owned)
 
     def progress(self) -> dict[str, Hashable]:
-        """The mark of work in progress for the stall detector; empty at rest."""
+        """Work in progress and its value, for the stall detector; empty at rest."""
         return {"advancing flows": (self._steps, self._session.lock_conflicts)} if self._busy else {}
 
     async def run(self, stopping: asyncio.Event) -> None:

@@ -104,7 +104,7 @@ class ScheduleLoop:
         yield from self.backfills.samples()
 
     def progress(self) -> dict[str, Hashable]:
-        """The mark of a round in progress for the stall detector; empty at rest."""
+        """A round in progress and its value, for the stall detector; empty at rest."""
         return {"schedules": (self._steps, self.backfills.steps)} if self._busy else {}
 
     async def run(self) -> None:

@@ -266,7 +266,7 @@ def _wait(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -
         event, key = _awaited_run(flow, node["flow"])
         batch.waiting_runs.add(flow.id)
     else:
-        # The definition was stored by an earlier release, or is that of a stage.
+        # A stage has named the event.
         if (problem := event_problem(flow.name, node["event"])) is not None:
             raise NotFound(problem)
         event, key = node["event"], batch.scope(flow).key(node.get("key")) or ""

@@ -58,11 +58,15 @@ class RequestAudit:
     Args:
         pool: the database.
         days: age at which rows are removed.
+        max_pending: entries that may wait for the database.
     """
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], days: int) -> None:
+    def __init__(
+        self, pool: asyncpg.Pool[asyncpg.Record], days: int, *, max_pending: int = MAX_PENDING
+    ) -> None:
         self._pool = pool
         self._days = days
+        self._max_pending = max_pending
         self._pending: deque[_Entry] = deque()
         self._added = asyncio.Event()
         self._omitted = 0
@@ -84,7 +88,7 @@ class RequestAudit:
             return
         if RULES[route] is Action.READ:
             return
-        if len(self._pending) >= MAX_PENDING and status in _REFUSALS:
+        if len(self._pending) >= self._max_pending and status in _REFUSALS:
             # Bounds the memory while clients repeat refused requests.
             self._omitted += 1
             return
@@ -107,7 +111,7 @@ class RequestAudit:
         Raises:
             PostgresUnavailable: too many entries wait.
         """
-        if len(self._pending) >= MAX_PENDING:
+        if len(self._pending) >= self._max_pending:
             raise PostgresUnavailable("the audit cannot be written, so changes are refused until it can")
 
     async def run(self) -> None:

@@ -193,15 +193,8 @@ class CallbackRoutes:
 def _document(row: asyncpg.Record) -> dict[str, Any]:
     return {
         **pick(row, _COLUMNS),
-        "error": _error(row["error"]),
+        "error": orjson.loads(row["error"]) if row["error"] else None,
     }
-
-
-def _error(text: str | None) -> Any:
-    # Earlier releases wrote plain text when Kafka refused the record of a callback.
-    if text and not text.startswith("{"):
-        return {"kind": "refused", "message": text}
-    return orjson.loads(text) if text else None
 
 
 def _read_ids(request: web.Request) -> list[str] | None:

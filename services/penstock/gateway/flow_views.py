@@ -133,7 +133,9 @@ class FlowViewRoutes:
             flow_documents.past(past) for past in await flow_views.history(self._pool, flow, name)
         ]
         if row is not None:
-            document |= await self._context(row, "output", flow["name"], resolve=resolve)
+            # The output of a task, or of a child flow, is an object of its own namespace.
+            source = node.get("type") or node.get("flow") or flow["name"]
+            document |= await self._context(row, "output", source, resolve=resolve)
         are_flows = NodeKind.FLOW in (node["kind"], node.get("each", {}).get("kind"))
         children = await flow_views.children(
             self._pool,
@@ -174,7 +176,7 @@ class FlowViewRoutes:
         )
 
     async def _context(
-        self, row: Mapping[str, Any], name: str, definition: str, *, resolve: bool
+        self, row: Mapping[str, Any], name: str, source: str, *, resolve: bool
     ) -> dict[str, Any]:
         context: Context | None = flow_documents.context_of(row, name)
         if context is None:
@@ -186,7 +188,7 @@ class FlowViewRoutes:
         if context.ref is None or not resolve:
             return wire
         del wire[f"{name}_ref"]
-        return wire | await views.resolved(context, name, namespace_of(definition), self._objects)
+        return wire | await views.resolved(context, name, namespace_of(source), self._objects)
 
 
 async def visible_flow(request: web.Request, pool: asyncpg.Pool[asyncpg.Record]) -> Mapping[str, Any]:

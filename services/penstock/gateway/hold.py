@@ -188,7 +188,7 @@ class WorkerRoutes:
         ]
         received = len(entries) - len(rejected) - len(gone)
         rejected.sort(key=itemgetter("index"))
-        # Clients of earlier releases read `accepted`, which promises more than the gateway knows.
+        # `accepted` promises more than the gateway knows, and callers read it.
         return respond({"received": received, "accepted": received, "rejected": rejected, "gone": gone})
 
     async def _foreign_tasks(
@@ -267,9 +267,9 @@ class WorkerRoutes:
         if not large:
             return list(results.values()), None
         waiting: Unavailable | None = None
-        owners: Mapping[int, tasks.ObjectOwner] = {}
+        namespaces: Mapping[int, str] = {}
         try:
-            owners = await tasks.object_owners(self._pool, (results[index].fence.id for index in large))
+            namespaces = await tasks.namespaces(self._pool, (results[index].fence.id for index in large))
         except PostgresUnavailable as error:
             waiting = error
         kept: list[StageResult] = []
@@ -281,18 +281,18 @@ class WorkerRoutes:
             if waiting is not None:
                 # The next one would wait for the same server.
                 continue
-            owner = owners.get(result.fence.id)
-            if owner is None:
+            namespace = namespaces.get(result.fence.id)
+            if namespace is None:
                 # The result of a task in history, or of none, has no effect.
                 continue
             try:
                 if context.ref is not None:
-                    owner.require_own(context.ref, "/context_ref")
+                    context.ref.require_namespace(namespace, "/context_ref")
             except InvalidRecord as fault:
                 rejected.append(rejection(index, [fault]))
                 continue
             try:
-                stored = await self._objects.check_in(context, owner.namespace)
+                stored = await self._objects.check_in(context, namespace)
             except ObjectsUnavailable as error:
                 waiting = error
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -85,11 +85,3 @@ class PendingRequest:
         """Lets the request wait for another round."""
         self.served = False
         self.records = []
-
-
-def next_offsets(records: Iterable[FetchedRecord]) -> dict[TopicPartition, int]:
-    """The offsets behind these records, by partition."""
-    offsets: dict[TopicPartition, int] = {}
-    for record in records:
-        offsets[record.partition] = record.offset + 1
-    return offsets

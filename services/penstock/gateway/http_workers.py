@@ -34,9 +34,16 @@ class HttpWorker:
 
 
 class HttpWorkers:
-    """The workers by id."""
+    """The workers by id.
 
-    def __init__(self) -> None:
+    Args:
+        most: workers that are kept.
+        most_types: types that are kept of one worker.
+    """
+
+    def __init__(self, *, most: int = MOST, most_types: int = MOST_TYPES) -> None:
+        self._most = most
+        self._most_types = most_types
         self._workers: OrderedDict[str, HttpWorker] = OrderedDict()
 
     def asked(self, worker: str, type_name: str, host: str, now: datetime) -> None:
@@ -44,10 +51,10 @@ class HttpWorkers:
         found = self._workers.pop(worker, None) or HttpWorker(host, now)
         found.host, found.seen_at = host, now
         found.types[type_name] = now
-        if len(found.types) > MOST_TYPES:
+        if len(found.types) > self._most_types:
             del found.types[min(found.types, key=lambda name: found.types[name])]
         self._workers[worker] = found
-        if len(self._workers) > MOST:
+        if len(self._workers) > self._most:
             self._workers.popitem(last=False)
 
     def reported(self, worker: str, now: datetime) -> None:

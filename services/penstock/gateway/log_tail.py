@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.inbound_logs import decode_logs
@@ -22,7 +22,8 @@ from penstock.contracts.task_log import partition_of
 from penstock.core.log_chunk import Chunk
 from penstock.errors import Invalid, KafkaUnavailable, Throttled
 from penstock.kafka.client.connection import make_consumer, running, translated
-from penstock.kafka.client.offset_reader import count_partitions
+from penstock.kafka.client.consumer import Consumer
+from penstock.kafka.client.offset_reader import OffsetReader, observing
 from penstock.kafka.topology.topics import TASK_LOGS
 from penstock.settings import Kafka
 
@@ -140,7 +141,7 @@ class LogTail:
         self._partitions: dict[int, _Partition] = {}
         self._wanted = asyncio.Event()
         self._assignment_changed = False
-        self._consumer: AIOKafkaConsumer | None = None
+        self._offsets: OffsetReader | None = None
         self._started = asyncio.Event()
         self._readers = self._count = 0
         self.closed = asyncio.Event()
@@ -164,12 +165,10 @@ class LogTail:
         Raises:
             KafkaUnavailable: no broker answers.
         """
-        tp = TopicPartition(self._topic, number)
-        consumer = await self._connected()
+        offsets, partition = await self._connected(), (TASK_LOGS.name, number)
         try:
             async with asyncio.timeout(ANSWER_S):
-                with translated():
-                    return int((await consumer.end_offsets([tp]))[tp])
+                return (await offsets.ends([partition]))[partition]
         except TimeoutError as error:
             raise KafkaUnavailable(f"Kafka does not tell the end of {self._topic}/{number}") from error
 
@@ -213,21 +212,19 @@ class LogTail:
             await self._wanted.wait()
             await retry_until_available(self._read, waiting_for="newest lines of task logs")
 
-    async def _connected(self) -> AIOKafkaConsumer:
+    async def _connected(self) -> OffsetReader:
         self._wanted.set()
-        if self._consumer is None:
+        if self._offsets is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ANSWER_S):
                     await self._started.wait()
-        if self._consumer is None:
+        if self._offsets is None:
             raise KafkaUnavailable(f"Kafka at {self._settings.kafka} does not answer")
-        return self._consumer
+        return self._offsets
 
     async def _beginning(self, number: int) -> int:
-        tp = TopicPartition(self._topic, number)
-        consumer = await self._connected()
-        with translated():
-            return int((await consumer.beginning_offsets([tp]))[tp])
+        offsets, partition = await self._connected(), (TASK_LOGS.name, number)
+        return (await offsets.beginnings([partition]))[partition]
 
     async def _read(self) -> None:
         """Reads until there was no reader for a while."""
@@ -235,11 +232,11 @@ class LogTail:
             running(make_consumer(self._settings, None, name="penstock task logs")) as consumer,
             # A broker answers the requests of a connection in order. A question for offsets would
             # wait behind each fetch, for half a second.
-            running(make_consumer(self._settings, None, name="penstock task logs")) as offsets,
+            observing(self._settings) as offsets,
         ):
             try:
-                self._count = await count_partitions(offsets, self._topic)
-                self._consumer = offsets
+                self._count = await offsets.partitions(TASK_LOGS.name)
+                self._offsets = offsets
                 self._started.set()
                 self._assignment_changed = True
                 idle_since_s = asyncio.get_running_loop().time()
@@ -255,7 +252,7 @@ class LogTail:
                     else:
                         await asyncio.sleep(POLL_MS / 1000)
             finally:
-                self._consumer = None
+                self._offsets = None
                 self._started.clear()
                 for partition in self._partitions.values():
                     partition.rewind(partition.first)
@@ -270,7 +267,7 @@ class LogTail:
             del self._partitions[number]
             self._assignment_changed = True
 
-    async def _poll(self, consumer: AIOKafkaConsumer) -> None:
+    async def _poll(self, consumer: Consumer) -> None:
         if self._assignment_changed:
             self._assignment_changed = False
             consumer.assign([TopicPartition(self._topic, number) for number in self._partitions])

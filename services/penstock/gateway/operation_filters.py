@@ -71,9 +71,9 @@ async def limit_to_visible(
 ) -> None:
     """Changes a filter so that it matches only tasks that the request may see.
 
-    The stored filter has the limit, so gateways of an earlier version, which may continue the
-    operation, respect it. Checking once is enough, since the type of a task never changes. An
-    operation on flows is limited by the namespaces in its row instead.
+    The stored filter has the limit, so a gateway that continues the operation respects it. Checking
+    once is enough, since the type of a task never changes. An operation on flows is limited by the
+    namespaces in its row instead.
     """
     grant = grant_of(request)
     if grant.namespaces is None:

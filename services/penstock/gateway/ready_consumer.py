@@ -19,28 +19,26 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-
 from penstock.contracts.heartbeat import claims_of
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.contracts.task_type import TaskType
 from penstock.core.idle_backoff import IdleBackoff
 from penstock.errors import (
-    InvalidRecord,
     KafkaRefused,
     KafkaUnavailable,
     SessionLost,
     Unavailable,
 )
 from penstock.gateway.background_producer import BackgroundProducer
-from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest, next_offsets
+from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingRequest
 from penstock.gateway.inline_contexts import with_inline_context
 from penstock.gateway.settings import GatewaySettings
-from penstock.kafka.client.connection import make_consumer, start, stop, translated
-from penstock.kafka.client.group_positions import GroupPositions
+from penstock.kafka.client.connection import start, stop, translated
+from penstock.kafka.client.group_consumer import GroupConsumer
 from penstock.kafka.client.member_data import MemberData
-from penstock.kafka.topology import membership
+from penstock.kafka.client.records import ready_task
+from penstock.kafka.topology import group_members
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import HEARTBEATS, ready, workers_group
 from penstock.objects import ObjectStore
@@ -64,7 +62,7 @@ THIS_GATEWAY = f"{socket.gethostname()}-{os.getpid()}"
 REBALANCE_NOTICE_S = 1.0
 
 
-class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka has no types
+class ReadyConsumer:
     """Claims tasks of one type for HTTP workers.
 
     Args:
@@ -146,11 +144,10 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             KafkaRefused: this gateway is not allowed to read the topic.
         """
         topic = ready(self._type.name, self._type.partitions)
-        consumer = make_consumer(
+        consumer = GroupConsumer(
             self._settings, self._group, notice_s=REBALANCE_NOTICE_S, member=MemberData(gateway=THIS_GATEWAY)
         )
-        listener = GroupPositions(consumer, self)
-        consumer.subscribe([self._settings.prefix + topic.name], listener=listener)
+        consumer.follow(self._settings.prefix + topic.name, self._discard)
         try:
             # Task-sync creates the topic with its first release, which may not have happened yet.
             await create_topics(self._settings, [topic])
@@ -169,15 +166,12 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             self.close()
             await stop(consumer)
 
-    async def on_partitions_revoked(self, _revoked: Iterable[TopicPartition]) -> None:
+    async def _discard(self) -> None:
         """Discards the buffer; the next owners of the partitions fetch its records again."""
         async with self._round:
             self._buffer.clear()
 
-    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Does nothing: the group's offsets are the only state."""
-
-    async def _wait_for_request(self, consumer: AIOKafkaConsumer) -> bool:
+    async def _wait_for_request(self, consumer: GroupConsumer) -> bool:
         """Waits for the next request; returns False when the consumer is to leave the group."""
         loop = asyncio.get_running_loop()
         since_s = loop.time()
@@ -203,7 +197,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             await self._fetch_again(consumer)
         return not self.closed
 
-    async def _others_can_take(self, consumer: AIOKafkaConsumer) -> bool:
+    async def _others_can_take(self, consumer: GroupConsumer) -> bool:
         """Whether there are unread records and other members; False when that is unknown."""
         try:
             with translated():
@@ -213,7 +207,7 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
                         for tp in consumer.assignment()
                     ]
                 )
-            return unread and await membership.count(self._settings, self._group) > 1
+            return unread and await group_members.count(self._settings, self._group) > 1
         except (Unavailable, SessionLost) as error:
             log.info(
                 "The members of a group are unknown; staying in it",
@@ -221,24 +215,22 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             )
             return False
 
-    async def _fetch_again(self, consumer: AIOKafkaConsumer) -> None:
+    async def _fetch_again(self, consumer: GroupConsumer) -> None:
         """Drops records that were fetched and that no worker has received.
 
         Task-sync may have withdrawn their tasks meanwhile, and the fence would refuse their
         results.
         """
         async with self._round:
-            starts: dict[TopicPartition, int] = {}
-            for record in self._buffer:
-                starts.setdefault(record.partition, record.offset)
-            self._buffer.clear()
-            for tp in consumer.assignment():
-                with translated():
-                    offset = starts.get(tp, await consumer.position(tp))
-                if tp in consumer.assignment():
-                    consumer.seek(tp, offset)
+            consumer.drop_fetched()
+            assigned = consumer.assignment()
+            # From the last one: each partition continues with its first record.
+            while self._buffer:
+                record = self._buffer.pop()
+                if record.partition in assigned:
+                    consumer.seek(record.partition, record.offset)
 
-    async def _fetch(self, consumer: AIOKafkaConsumer) -> None:
+    async def _fetch(self, consumer: GroupConsumer) -> None:
         requested = sum(request.max_tasks for request in self._requests)
         room = min(self._settings.gateway_buffer, requested) - len(self._buffer)
         if room <= 0:
@@ -247,11 +239,10 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             fetched = await consumer.getmany(timeout_ms=0 if self._buffer else FETCH_MS, max_records=room)
         for partition, records in fetched.items():
             for record in records:
-                self._buffer.append(
-                    FetchedRecord(partition, record.offset, _decode(self._type.name, partition, record))
-                )
+                task = ready_task(record, self._type.name)
+                self._buffer.append(FetchedRecord(partition, record.offset, task))
 
-    async def _serve(self, consumer: AIOKafkaConsumer) -> None:
+    async def _serve(self, consumer: GroupConsumer) -> None:
         """One round: assigns records to requests, claims and commits them, and answers."""
         async with self._round:
             served = self._assign_records()
@@ -295,10 +286,10 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
         without_tasks = []
         for request in served:
             outcomes = [next(remaining) for record in request.records if record.task]
+            unreadable = [outcome for outcome in outcomes if isinstance(outcome, StageResult)]
             try:
-                await self._report_unreadable(
-                    request.worker, [outcome for outcome in outcomes if isinstance(outcome, StageResult)]
-                )
+                if unreadable:
+                    await self._producer.send_results(request.worker, unreadable)
             except Unavailable as error:
                 # The lease expires, and the next claim reports the task.
                 log.warning(
@@ -309,14 +300,10 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             if tasks or request.overdue or self.closed:
                 request.succeed(ClaimedTasks(tasks, claimed_s))
             else:
+                request.reset()
                 without_tasks.append(request)
-        self._requeue(without_tasks)
-
-    def _requeue(self, requests: list[PendingRequest]) -> None:
-        """Lets requests whose records had no task for a worker wait again, before all others."""
-        for request in requests:
-            request.reset()
-        self._requests.extendleft(reversed(requests))
+        # They wait again, before all others.
+        self._requests.extendleft(reversed(without_tasks))
 
     def _assign_records(self) -> list[PendingRequest]:
         """Assigns buffered records to requests in the order of their arrival."""
@@ -352,17 +339,13 @@ class ReadyConsumer(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka
             records += [(request.worker.encode(), claim.encode()) for claim in claims]
         await self._producer.send(HEARTBEATS, records)
 
-    async def _report_unreadable(self, worker: str, results: list[StageResult]) -> None:
-        if results:
-            await self._producer.send_results(worker, results)
-
     def _fail_all(self, error: Exception) -> None:
         while self._requests:
             self._requests.popleft().fail(error)
 
 
 async def _commit(
-    consumer: AIOKafkaConsumer, taken: Sequence[FetchedRecord]
+    consumer: GroupConsumer, taken: Sequence[FetchedRecord]
 ) -> Unavailable | SessionLost | None:
     """Commits claimed records; returns the error of a commit whose outcome is not known.
 
@@ -372,27 +355,7 @@ async def _commit(
     """
     try:
         with translated():
-            await consumer.commit(next_offsets(taken))
+            await consumer.commit({record.partition: record.offset + 1 for record in taken})
     except (Unavailable, SessionLost) as error:
         return error
     return None
-
-
-def _decode(type_name: str, partition: TopicPartition, record: object) -> ReadyTask | None:
-    value: bytes = record.value or b""  # type: ignore[attr-defined] # aiokafka has no types
-    if value == MARK:
-        return None
-    try:
-        return ReadyTask.decode(value, type_name)
-    except InvalidRecord as error:
-        # Only task-sync should write here. The records behind an invalid one must not wait for it.
-        log.error(  # noqa: TRY400 (the traceback says nothing about the record)
-            "Skipped an invalid record of a ready topic",
-            extra={
-                "event": "ready_record_skipped",
-                "topic": partition.topic,
-                "partition": partition.partition,
-                "error": error,
-            },
-        )
-        return None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from penstock.errors import KafkaRefused, Unavailable
-from penstock.kafka.topology.membership import remove
+from penstock.kafka.topology.group_members import remove
 from penstock.kafka.topology.topics import workers_group
 from penstock.settings import Kafka
 

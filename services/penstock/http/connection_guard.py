@@ -73,11 +73,11 @@ class Guarded(Protocol):
 
     Attributes:
         address: what connections are counted by.
-        held_bytes: bytes of its body in memory.
+        buffered_bytes: bytes of its body in memory.
     """
 
     address: str
-    held_bytes: int
+    buffered_bytes: int
 
     @property
     def serves(self) -> bool:
@@ -115,7 +115,7 @@ class ConnectionGuard:
         # address. Those with a body may have read it meanwhile.
         self._waiting: OrderedDict[Guarded, None] = OrderedDict()
         self._waiting_by_address: dict[str, OrderedDict[Guarded, None]] = {}
-        self._held_bytes = 0
+        self._buffered_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -183,18 +183,18 @@ class ConnectionGuard:
         # Also of one that was removed before: its handler may have read a part that was there.
         self.release(connection)
 
-    def hold(self, connection: Guarded, size_bytes: int) -> None:
+    def buffer(self, connection: Guarded, size_bytes: int) -> None:
         """Counts bytes of a body. Beyond the limit, the largest body that is being read gives way.
 
         Raises:
             Throttled: the largest is this one.
         """
-        connection.held_bytes += size_bytes
-        self._held_bytes += size_bytes
-        while self._held_bytes > self.limits.body_bytes:
+        connection.buffered_bytes += size_bytes
+        self._buffered_bytes += size_bytes
+        while self._buffered_bytes > self.limits.body_bytes:
             largest = max(
                 (other for other in self._open if other is connection or other.reads_body),
-                key=lambda other: other.held_bytes,
+                key=lambda other: other.buffered_bytes,
                 default=connection,
             )
             self.release(largest)
@@ -205,8 +205,8 @@ class ConnectionGuard:
 
     def release(self, connection: Guarded) -> None:
         """Forgets the bytes of a body."""
-        self._held_bytes -= connection.held_bytes
-        connection.held_bytes = 0
+        self._buffered_bytes -= connection.buffered_bytes
+        connection.buffered_bytes = 0
 
     def _longest_waiting(self, waiting: OrderedDict[Guarded, None] | None) -> Guarded | None:
         while waiting:

@@ -64,7 +64,7 @@ class Connection(web.RequestHandler):
         "_since_s",
         "_unsent_since_s",
         "address",
-        "held_bytes",
+        "buffered_bytes",
     )
 
     def __init__(
@@ -86,7 +86,7 @@ class Connection(web.RequestHandler):
         self._unsent_since_s: float | None = None
         self._received_bytes = 0
         self.address = ""
-        self.held_bytes = 0
+        self.buffered_bytes = 0
 
     @property
     def reads_body(self) -> bool:
@@ -161,13 +161,13 @@ class Connection(web.RequestHandler):
             self._guard.release(self)
             self._guard.wait(self)
 
-    def hold(self, size_bytes: int) -> None:
+    def buffer(self, size_bytes: int) -> None:
         """Counts bytes of the body in memory.
 
         Raises:
             Throttled: too many bytes of bodies are in memory.
         """
-        self._guard.hold(self, size_bytes)
+        self._guard.buffer(self, size_bytes)
 
     def end_if_overdue(self, now_s: float, elapsed_s: float) -> None:
         """Ends the connection if its client is too slow.

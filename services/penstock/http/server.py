@@ -217,8 +217,8 @@ async def read_body(request: web.Request, limit_bytes: int) -> bytes:
     body = bytearray()
     try:
         while chunk := await request.content.readany():
-            if isinstance(request.protocol, BodyHolder):
-                request.protocol.hold(len(chunk))
+            if isinstance(request.protocol, BodyBuffer):
+                request.protocol.buffer(len(chunk))
             body += chunk
             if len(body) > limit_bytes:
                 raise _too_large(limit_bytes)
@@ -239,10 +239,10 @@ def body_bytes(request: web.Request) -> int:
 
 
 @runtime_checkable
-class BodyHolder(Protocol):
+class BodyBuffer(Protocol):
     """Counts the bytes of bodies in memory (`http.connections`)."""
 
-    def hold(self, size_bytes: int) -> None:
+    def buffer(self, size_bytes: int) -> None:
         """Counts a part of the body of the request under way.
 
         Raises:

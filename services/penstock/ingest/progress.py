@@ -1,6 +1,6 @@
-"""The marks of progress of ingest, for the stall detector of its service, and the lag.
+"""The progress of ingest, for the stall detector of its service, and the lag.
 
-Work in progress has a mark. Ingest without records or partitions has none. While the lag is
+Work in progress has a value. Ingest without records or partitions has none. While the lag is
 unknown, reading and joining the group have none.
 """
 
@@ -41,19 +41,19 @@ class IngestProgress:
             always=[(topic, 0) for topic in self._ingests],
         )
 
-    def marks(self) -> dict[str, Hashable]:
-        """Work in progress, each with a mark that changes as it advances; empty at rest."""
-        marks: dict[str, Hashable] = {}
+    def progress(self) -> dict[str, Hashable]:
+        """Work in progress, each with a value that changes as it advances; empty at rest."""
+        progress: dict[str, Hashable] = {}
         for topic, ingest in self._ingests.items():
-            marks |= ingest.progress()
+            progress |= ingest.progress()
             if self.unread.stalled is None:
                 continue
-            marks |= ingest.group_progress()
+            progress |= ingest.group_progress()
             positions = ingest.positions()
             for (name, number), offset in self.unread.stalled.items():
                 if name == topic and positions.get(number) == offset and not ingest.is_busy(number):
-                    marks[f"reading {name}/{number} from {offset}"] = offset
-        return marks
+                    progress[f"reading {name}/{number} from {offset}"] = offset
+        return progress
 
     def _set_lag(self, by_partition: Mapping[Partition, int]) -> None:
         self.lag = dict.fromkeys(self._ingests, 0)

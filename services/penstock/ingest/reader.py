@@ -20,12 +20,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import asyncpg
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 
 from penstock.core.admission import partitions_to_pause
 from penstock.core.position import checksum
@@ -40,12 +40,10 @@ from penstock.errors import (
 )
 from penstock.ingest.checked_positions import checked_positions
 from penstock.ingest.handler import Gathering, RecordHandler
-from penstock.ingest.holds import Holds
-from penstock.ingest.partition_queues import PartitionQueues
+from penstock.ingest.partition import SoughtPartition
 from penstock.ingest.rejections import Rejections
 from penstock.ingest.settings import IngestSettings
 from penstock.kafka.client.connection import make_consumer, start, stop, translated
-from penstock.kafka.client.fetch_guard import FetchGuard
 from penstock.kafka.client.offset_reader import OffsetReader
 from penstock.kafka.topology.topics import service_group
 from penstock.postgres import ingest_positions
@@ -102,6 +100,7 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         self._gathering = gathering
         self._batch_rows = gathering.rows if gathering else settings.ingest_batch
         self._batch_bytes = gathering.size_bytes if gathering else MAX_IN_FLIGHT_BYTES
+        self._take_bytes = gathering.size_bytes if gathering else None
         self._group = service_group(settings.prefix, group)
         self._handler = handler
         self._pool = pool
@@ -109,27 +108,23 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         self._offsets = offsets
         self.topic = handler.topic.name
         self._topic = settings.prefix + self.topic
-        self._next: dict[int, int] = {}
-        # The identity that is stored beside each offset.
-        self._identities: dict[int, str | None] = {}
-        self._queues = PartitionQueues(self._batch_rows, gathering.size_bytes if gathering else None)
+        # By number. A seek replaces one, and records that were read before are read again.
+        self._partitions: dict[int, SoughtPartition] = {}
         self._lanes: dict[int, asyncio.Task[None]] = {}
         self._transactions = asyncio.Semaphore(TRANSACTIONS)
         # Held partitions share one of their own: many of them would delay all others.
         self._held_transaction = asyncio.Semaphore(1)
-        self._paused: set[int] = set()
-        self._holds = Holds(self._topic)
         self._attempts = 0  # at held records
         self._closing = False
         self.inserted = 0
         self.rejected = 0
-        # Work in progress, and how far it has advanced: marks for the stall detector.
+        # Work in progress, and how far it has advanced, for the stall detector.
         self._progress: dict[str, int] = {}
         self._rebalances = 0
         self._assigned = False
         self._seeking: asyncio.Task[None] | None = None
-        self._consumer: AIOKafkaConsumer = make_consumer(settings, self._group)
-        self._guard = FetchGuard(self._consumer)
+        self._consumer = make_consumer(settings, self._group)
+        self._guard = self._consumer.guard
 
     async def on_partitions_revoked(self, revoked: list[TopicPartition]) -> None:
         """Drops records that are not inserted; the new owner reads them."""
@@ -137,11 +132,7 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         self._rebalances += 1
         self._guard.forget()
         for tp in revoked:
-            self._next.pop(tp.partition, None)
-            self._paused.discard(tp.partition)
-            self._holds.end(tp.partition)
-            self._rejections.forget(tp.partition)
-            self._queues.drop(tp.partition)
+            self._partitions.pop(tp.partition, None)
 
     async def on_partitions_assigned(self, assigned: list[TopicPartition]) -> None:
         """Seeks to the offsets in PostgreSQL; the offsets in Kafka are not used."""
@@ -153,10 +144,10 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
 
     def positions(self) -> dict[int, int]:
         """The next offset of each assigned partition; all records before it are in PostgreSQL."""
-        return dict(self._next)
+        return {number: partition.next for number, partition in self._partitions.items()}
 
     def progress(self) -> dict[str, Hashable]:
-        """Work in progress, each with a mark that changes as it advances; empty at rest."""
+        """Work in progress, each with a value that changes as it advances; empty at rest."""
         return dict(self._progress)
 
     def is_busy(self, number: int) -> bool:
@@ -169,17 +160,17 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
     @property
     def waiting(self) -> int:
         """Records that were read and are not in PostgreSQL yet."""
-        return self._queues.rows
+        return sum(partition.load.rows for partition in self._partitions.values())
 
     @property
     def paused(self) -> int:
         """Partitions that are paused, because too many of their records are in flight."""
-        return len(self._paused)
+        return len(self._consumer.paused())
 
     @property
     def held(self) -> int:
         """Partitions that wait at their next record."""
-        return len(self._holds)
+        return sum(partition.held is not None for partition in self._partitions.values())
 
     async def probe(self) -> None:
         """Returns while this process is in its group.
@@ -195,8 +186,8 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         return {} if self._assigned else {f"joining the group {self._group}": self._rebalances}
 
     @contextmanager
-    def _in_progress(self, name: str, mark: int = 0) -> Iterator[None]:
-        self._progress[name] = mark
+    def _in_progress(self, name: str, value: int = 0) -> Iterator[None]:
+        self._progress[name] = value
         try:
             yield
         finally:
@@ -209,29 +200,29 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
             for tp, position in starts.items():
                 if tp not in current:
                     continue  # revoked meanwhile
-                self._queues.drop(tp.partition)
-                # In a log that replaced another, the same offset is another record.
-                self._rejections.forget(tp.partition)
-                self._holds.end(tp.partition)
-                self._next[tp.partition] = position.offset
-                self._identities[tp.partition] = position.identity()
+                self._partitions[tp.partition] = SoughtPartition(tp, position)
                 self._guard.start({tp: position})
                 self._consumer.seek(tp, position.offset)
 
     async def _recheck(self) -> None:
         """Seeks in each idle partition whose stored position is no longer the one it has here."""
-        idle = {number: at for number, at in self._next.items() if not self.is_busy(number)}
+        idle = {
+            number: (partition, partition.next)
+            for number, partition in self._partitions.items()
+            if not self.is_busy(number)
+        }
         if not idle:
             return
         with self._in_progress(f"comparing the stored offsets of {self.topic}"):
             stored = await ingest_positions.stored(self._pool, self._topic, idle)
         moved = {
             number
-            for number, offset in idle.items()
+            for number, (partition, offset) in idle.items()
             # A partition that was revoked, sought or read meanwhile has compared its position.
-            if self._next.get(number) == offset
+            if self._is_current(partition)
+            and partition.next == offset
             and not self.is_busy(number)
-            and stored.get(number) != (offset, self._identities.get(number))
+            and stored.get(number) != (offset, partition.identity)
         }
         if moved:
             log.warning(
@@ -267,7 +258,7 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
                 for lane in [lane for lane in self._lanes.values() if lane.done()]:
                     lane.result()
                 for tp, records in fetched.items():
-                    self._add(tp, records)
+                    self._add(tp.partition, records)
                 if broken := [tp for tp in self._guard.broken if tp in self._consumer.assignment()]:
                     # A log was replaced or lost its tail under this process.
                     await self._seek(broken)
@@ -282,59 +273,54 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
             await asyncio.gather(*self._lanes.values(), return_exceptions=True)
             await stop(self._consumer)
 
-    def _add(self, tp: TopicPartition, records: Sequence[Any]) -> None:
-        number = tp.partition
-        if number not in self._next:
+    def _is_current(self, partition: SoughtPartition) -> bool:
+        """Whether it was neither revoked nor sought anew; otherwise its records are read again."""
+        return self._partitions.get(partition.number) is partition
+
+    def _add(self, number: int, records: Sequence[Any]) -> None:
+        partition = self._partitions.get(number)
+        if partition is None:
             return  # revoked, or not sought yet
-        self._queues.add(number, records)
+        partition.add(records)
         lane = self._lanes.get(number)
         if lane is None or (lane.done() and not lane.exception()):
-            self._lanes[number] = asyncio.create_task(self._run_lane(tp))
+            self._lanes[number] = asyncio.create_task(self._run_lane(number))
 
-    async def _run_lane(self, tp: TopicPartition) -> None:
-        queues, number = self._queues, tp.partition
-        while queues.waiting(number) and not self._closing:
-            is_held = number in self._holds
+    async def _run_lane(self, number: int) -> None:
+        while (partition := self._partitions.get(number)) and partition.waiting and not self._closing:
+            is_held = partition.held is not None
             # When the service stops meanwhile, the next owner reads them again.
-            if self._gathering and not is_held and not await self._gathered(number, self._gathering):
+            if self._gathering and not is_held and not await self._gathered(partition, self._gathering):
                 break
             async with self._held_transaction if is_held else self._transactions:
-                records = queues.take(number, self._most(number))
-                if not records:
-                    break  # dropped meanwhile
-                drops = queues.drops(number)
+                if not self._is_current(partition):
+                    continue
+                # At a lock it is one: a larger batch would wait for it as well. A gathered batch is
+                # inserted whole.
+                one = isinstance(partition.held, LockConflict) and not self._gathering
+                records = partition.take(1 if one else self._batch_rows, self._take_bytes)
+                held: Sequence[Any] = ()
                 try:
                     name = f"inserting {self.topic}/{number} from {records[0].offset}"
-                    # Each attempt at a held record has another mark: many of them are no stall.
+                    # Each attempt at a held record has another value: many of them are no stall.
                     with self._in_progress(name, self._attempts if is_held else 0):
-                        held = await self._insert(tp, records, name)
+                        held = await self._insert(partition, records, name)
                 except ObjectsUnavailable as error:
-                    self._holds.hold(number, records[0].offset, error)
+                    partition.hold(records[0].offset, error)
                     # Those that are inserted already are skipped.
                     held = records
                 finally:
-                    queues.end(number, records)
-                queues.put_back(number, held, drops)
+                    partition.end(records, held)
             self._pause_or_resume()
-            if held:
+            if held and self._is_current(partition):
                 # Not in a transaction, which the other partitions need.
                 self._attempts += 1
                 with self._in_progress(f"held at a record of {self.topic}/{number}", self._attempts):
                     await asyncio.sleep(HELD_RETRY_S)
             else:
-                self._holds.end(number)
-        if number not in self._next:
-            self._holds.end(number)  # revoked while it was held
+                partition.held = None
 
-    def _most(self, number: int) -> int:
-        """How many records of a partition to insert next.
-
-        At a lock it is one: a larger batch would wait for it as well. A gathered batch is inserted
-        whole.
-        """
-        return 1 if self._holds.is_locked(number) and not self._gathering else self._batch_rows
-
-    async def _gathered(self, number: int, gathering: Gathering) -> bool:
+    async def _gathered(self, partition: SoughtPartition, gathering: Gathering) -> bool:
         """Waits until a partition has a full batch, or its first record has waited long enough.
 
         Returns:
@@ -343,21 +329,19 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
         deadline_s = asyncio.get_running_loop().time() + gathering.seconds
         looks = 0
         # Read anew after each wait: other tasks change them.
-        while not self._closing and 0 < self._queues.waiting(number) < gathering.rows:
+        while not self._closing and self._is_current(partition) and partition.waiting < gathering.rows:
             left_s = deadline_s - asyncio.get_running_loop().time()
-            if self._queues.load(number).size_bytes >= gathering.size_bytes or left_s <= 0:
+            if partition.load.size_bytes >= gathering.size_bytes or left_s <= 0:
                 break
             looks += 1
-            with self._in_progress(f"gathering {self.topic}/{number}", looks):
+            with self._in_progress(f"gathering {self.topic}/{partition.number}", looks):
                 await asyncio.sleep(min(GATHER_LOOK_S, left_s))
         return not self._closing
 
     def _pause_or_resume(self) -> None:
-        assigned = {tp.partition: tp for tp in self._consumer.assignment()}
-        load = {number: self._queues.load(number) for number in assigned}
-        before = self._paused & assigned.keys()
+        before = self._consumer.paused()
         now = partitions_to_pause(
-            load,
+            {partition.tp: partition.load for partition in self._partitions.values()},
             before,
             rows=2 * self._batch_rows,
             size_bytes=max(MAX_IN_FLIGHT_BYTES, 2 * self._batch_bytes if self._gathering else 0),
@@ -368,22 +352,22 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
                 extra={
                     "event": "partitions_paused",
                     "topic": self._topic,
-                    "partitions": sorted(now - before),
+                    "partitions": sorted(tp.partition for tp in now - before),
                 },
             )
-        self._consumer.pause(*(assigned[number] for number in now - before))
-        self._consumer.resume(*(assigned[number] for number in before - now))
-        self._paused = now
+        assigned = self._consumer.assignment()
+        self._consumer.pause(*(now & assigned))
+        self._consumer.resume(*(before & assigned - now))
 
     async def _read(
-        self, tp: TopicPartition, records: Sequence[Any], first: int, name: str
+        self, partition: SoughtPartition, records: Sequence[Any], name: str
     ) -> tuple[list[T], dict[int, tuple[bytes | None, bytes]], Sequence[Any]]:
         """The submissions of records, the rejections by offset, and the records that are held."""
         items: list[T] = []
         reader = self._handler.open_batch()
         rejected: dict[int, tuple[bytes | None, bytes]] = {}
         for index, record in enumerate(records):
-            if record.offset < first or self._rejections.is_written(tp.partition, record.offset):
+            if record.offset < partition.next or record.offset in partition.rejected:
                 continue  # fetched before the seek, or rejected by an earlier attempt
             try:
                 items.append(await reader.read(record))
@@ -391,91 +375,93 @@ class Ingest(ConsumerRebalanceListener, Generic[T]):  # type: ignore[misc]  # ai
                 rejected[record.offset] = self._rejections.of(record, invalid)
                 self.rejected += 1
             except ObjectsUnavailable as error:
-                self._holds.hold(tp.partition, record.offset, error)
+                partition.hold(record.offset, error)
                 return items, rejected, records[index:]
             # An advance for each record: a batch of large values takes long in the object store.
             self._progress[name] += 1
         return items, rejected, ()
 
-    async def _insert(self, tp: TopicPartition, records: Sequence[Any], name: str) -> Sequence[Any]:
+    async def _insert(self, partition: SoughtPartition, records: Sequence[Any], name: str) -> Sequence[Any]:
         """Inserts records; returns those that are held.
 
         Args:
-            tp: their partition.
+            partition: whose records they are.
             records: in the order of their offsets.
             name: of the work in progress.
         """
-        number = tp.partition
-        drops = self._queues.drops(number)
-        first, identity = self._next.get(number), self._identities.get(number)
-        if first is None:
-            return ()  # revoked between fetch and now
-        items, rejected, held = await self._read(tp, records, first, name)
+        if not self._is_current(partition):
+            # The stored position has no meaning for these records.
+            return ()
+        first, identity = partition.next, partition.identity
+        items, rejected, held = await self._read(partition, records, name)
         records = records[: len(records) - len(held)]
         following = records[-1].offset + 1 if records else first
         if following <= first:
             return held
         # Before the offset: after a crash they may be there twice, but none is lost.
-        await self._rejections.write(number, rejected)
+        await self._reject(partition, rejected)
         last = records[-1]
         position = dataclasses.replace(
-            self._guard.position(tp, following), checksum=checksum(last.timestamp, last.key, last.value)
+            self._guard.position(partition.tp, following),
+            checksum=checksum(last.timestamp, last.key, last.value),
         )
-        source = OffsetRange(self._topic, number, first, following, identity, position.identity())
-        left = await self._store(tp, records, items, source, name, drops)
-        # Sought anew meanwhile: they are read again.
-        return [*left, *held] if self._queues.drops(number) == drops else ()
+        source = OffsetRange(self._topic, partition.number, first, following, identity, position.identity())
+        return [*await self._store(partition, records, items, source, name), *held]
+
+    async def _reject(
+        self, partition: SoughtPartition, rejected: Mapping[int, tuple[bytes | None, bytes]]
+    ) -> None:
+        """Writes rejections, by the offsets of their records."""
+        if rejected:
+            await self._rejections.write([*rejected.values()])
+            partition.rejected.update(rejected)
 
     async def _store(
         self,
-        tp: TopicPartition,
+        partition: SoughtPartition,
         records: Sequence[Any],
         items: Sequence[T],
         source: OffsetRange,
         name: str,
-        drops: int,
     ) -> Sequence[Any]:
         """Stores the submissions of records, and the position behind them; returns records held."""
-        number = tp.partition
         try:
             try:
                 await self._handler.insert(items, source)
             except (ValueRefused, IdempotencyConflict) as refused:
                 if len(records) > 1:
-                    return await self._insert_parts(tp, records, (len(records) + 1) // 2, name, drops)
+                    return await self._insert_parts(partition, records, (len(records) + 1) // 2, name)
                 rejection = self._rejections.of(records[0], refused)
-                await self._rejections.write(number, {records[0].offset: rejection})
+                await self._reject(partition, {records[0].offset: rejection})
                 self.rejected += 1
                 await self._handler.insert([], source)
         except LockConflict as locked:
             if len(records) > 1 and not self._gathering:
                 # Each part with a locked row waits for it, and many halves would have it.
-                return await self._insert_parts(tp, records, 1, name, drops)
-            self._holds.hold(number, records[0].offset, locked)
+                return await self._insert_parts(partition, records, 1, name)
+            partition.hold(records[0].offset, locked)
             return records
         except SessionLost as error:
             log.info(
                 "Another process has inserted these records; reading on from its offset",
-                extra={"event": "ingest_fenced", "topic": self._topic, "partition": number, "error": error},
+                extra={
+                    "event": "ingest_fenced",
+                    "topic": self._topic,
+                    "partition": partition.number,
+                    "error": error,
+                },
             )
-            await self._seek([t for t in self._consumer.assignment() if t == tp])
+            await self._seek([tp for tp in self._consumer.assignment() if tp == partition.tp])
             return ()
-        # If it differs, the partition was revoked meanwhile, and perhaps assigned again.
-        if self._next.get(number) == source.first:
-            self._next[number] = source.following
-            self._identities[number] = source.following_identity
-            self._rejections.forget(number, source.following)
+        partition.advance(source.following, source.following_identity)
         self.inserted += source.following - source.first
         return ()
 
     async def _insert_parts(
-        self, tp: TopicPartition, records: Sequence[Any], size: int, name: str, drops: int
+        self, partition: SoughtPartition, records: Sequence[Any], size: int, name: str
     ) -> Sequence[Any]:
         """As `_insert`, so many records at a time; the record at fault will be alone."""
         for first in range(0, len(records), size):
-            if self._queues.drops(tp.partition) != drops:
-                # Sought anew: the stored position has no meaning for the rest of these records.
-                return ()
-            if held := await self._insert(tp, records[first : first + size], name):
+            if held := await self._insert(partition, records[first : first + size], name):
                 return [*held, *records[first + size :]]
         return ()

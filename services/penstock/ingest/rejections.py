@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,8 +32,6 @@ class Rejections:
         self._topic = prefix + rejected_topic.name
         self._name = topic.name
         self._source = prefix + topic.name
-        # Offsets of rejections that are written, by partition: a record that is held is read again.
-        self._written: defaultdict[int, set[int]] = defaultdict(set)
 
     def of(self, record: Any, invalid: Invalid) -> tuple[bytes | None, bytes]:
         """The key and the value of a record's rejection; logs the reason."""
@@ -66,36 +63,17 @@ class Rejections:
         )
         return rejection_key(record.key), value
 
-    async def write(self, number: int, rejected: Mapping[int, tuple[bytes | None, bytes]]) -> None:
-        """Returns once Kafka has the rejections of a partition, or has refused them.
-
-        Args:
-            number: the partition.
-            rejected: key and value of each rejection, by the offset of its record.
+    async def write(self, rejections: Sequence[tuple[bytes | None, bytes]]) -> None:
+        """Returns once Kafka has keys and values of rejections, or has refused them.
 
         Raises:
             KafkaUnavailable: some may not be there; write all of them again.
         """
-        if not rejected:
-            return
-        written = self._written[number]
         try:
-            await send_all(self._producer, self._topic, [*rejected.values()])
+            await send_all(self._producer, self._topic, rejections)
         except RecordsRefused as error:
             # The topic takes less than `topics.toml` declares. The records behind must not wait.
             log.error(  # noqa: TRY400 (the traceback says nothing about the records)
                 "Kafka refuses rejected submissions; only the log has their reasons",
                 extra={"event": "rejections_refused", "records": len(error.records), "error": str(error)},
             )
-        # If they were forgotten meanwhile, this is no longer the partition's set.
-        written.update(rejected)
-
-    def is_written(self, number: int, offset: int) -> bool:
-        """Whether the rejection of a record is written."""
-        return offset in self._written[number]
-
-    def forget(self, number: int, before: int | None = None) -> None:
-        """Forgets what was written of a partition, or of its records before an offset."""
-        written = self._written.pop(number, set())
-        if before is not None and (left := {offset for offset in written if offset >= before}):
-            self._written[number] = left

@@ -23,14 +23,12 @@ class Metric:
         labels: names of its labels.
         buckets: upper bounds of a histogram's buckets except the last, unbounded one; empty for
             other types.
-        deprecated: earlier names, which are exported with the same values for one version.
     """
 
     name: str
     doc: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    deprecated: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -38,12 +36,6 @@ class Metric:
         if self.buckets:
             return "histogram"
         return "counter" if self.name.endswith("_total") else "gauge"
-
-    @property
-    def exported(self) -> tuple[tuple[str, str], ...]:
-        """Every name under which it is exported, with the help text of that name."""
-        old = ((name, f"Deprecated: use {self.name}.") for name in self.deprecated)
-        return ((self.name, self.doc), *old)
 
 
 BUILD_INFO = Metric(
@@ -85,7 +77,6 @@ LAG = Metric(
 IN_FLIGHT = Metric(
     "penstock_records_in_flight",
     "Records that this process has fetched and not acknowledged yet.",
-    deprecated=("penstock_in_hand",),
 )
 GENERATIONS = Metric(
     "penstock_generations_total",
@@ -99,7 +90,7 @@ REJECTED = Metric(
 RECORDS_REFUSED = Metric(
     "penstock_records_refused_total",
     "Records of this process that Kafka refused, by the topic to which it writes and by reason: too_large, policy, "
-    "timestamp (a writer's stamp on a topic of an older release) or invalid.",
+    "timestamp (a writer's stamp, on a topic whose records the broker does not stamp) or invalid.",
     ("topic", "reason"),
 )
 POSITIONS_MOVED = Metric(
@@ -146,12 +137,10 @@ MASS_EXPIRY_CHECKS = Metric(
     "penstock_mass_expiry_checks_total",
     "Times that more than a tenth of all leases was about to expire, so that this process first verified that it had "
     "read every heartbeat.",
-    deprecated=("penstock_lease_suspicions_total",),
 )
 STALLED_SECONDS = Metric(
     "penstock_stalled_seconds_total",
     "Seconds in which this process did not run; it has extended all leases by as much.",
-    deprecated=("penstock_stood_still_seconds_total",),
 )
 
 ATTEMPTS_ENDED = Metric(
@@ -172,7 +161,6 @@ ATTEMPT_SECONDS = Metric(
 RESULTS_STALE = Metric(
     "penstock_results_stale_total",
     "Results that changed nothing, because they were repeated or their attempt was no longer current.",
-    deprecated=("penstock_results_vain_total",),
 )
 RESULTS_LATE = Metric(
     "penstock_results_late_total",
@@ -290,7 +278,6 @@ CALLBACK_RECEIVED = Metric(
     "penstock_callback_received_total",
     "Callbacks received from Kafka, by path: normal or diverted.",
     ("path",),
-    deprecated=("penstock_callback_taken_total",),
 )
 CALLBACK_CALLS = Metric(
     "penstock_callback_calls_total",
@@ -314,7 +301,6 @@ CALLBACK_HELD = Metric(
 CALLBACK_REQUEUED = Metric(
     "penstock_callback_requeued_total",
     "Held callbacks that were requeued, as probes or to drain a target that has recovered.",
-    deprecated=("penstock_callback_granted_total",),
 )
 CALLBACK_SLOTS = Metric(
     "penstock_callback_slots",
@@ -339,7 +325,6 @@ CALLBACK_HOSTS_ABNORMAL = Metric(
 CALLBACK_SELF_CHECK = Metric(
     "penstock_callback_self_check",
     "1 while this process is in self-check mode and counts no slow call against a target, else 0.",
-    deprecated=("penstock_callback_suspicion",),
 )
 CALLBACK_SECRETS_UNUSABLE = Metric(
     "penstock_callback_secrets_unusable",
@@ -461,7 +446,6 @@ INGEST_HELD = Metric(
 INGEST_PROCESSED = Metric(
     "penstock_ingest_processed_total",
     "Records of tasks, flows, events or task logs that this process has written to PostgreSQL or rejected.",
-    deprecated=("penstock_ingest_taken_total",),
 )
 
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -62,18 +62,17 @@ class _SampleCollector(Collector):
         for sample in self._source():
             by_metric.setdefault(sample.metric, []).append(sample)
         for metric, samples in by_metric.items():
-            for name, doc in metric.exported:
-                yield _family(metric, name, doc, samples)
+            yield _family(metric, samples)
 
 
-def _family(metric: Metric, name: str, doc: str, samples: Iterable[Sample]) -> Family:
+def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
     if metric.kind == "histogram":
-        histogram = HistogramMetricFamily(name, doc, labels=metric.labels)
+        histogram = HistogramMetricFamily(metric.name, metric.doc, labels=metric.labels)
         for sample in samples:
             histogram.add_metric(sample.labels, _cumulative(metric, sample.counts), sample.value)
         return histogram
     family_type = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = family_type(name, doc, labels=metric.labels)
+    family = family_type(metric.name, metric.doc, labels=metric.labels)
     for sample in samples:
         family.add_metric(sample.labels, sample.value)
     return family

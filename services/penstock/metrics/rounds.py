@@ -8,11 +8,20 @@ service that waits for a server keeps its values.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from penstock import metrics
+from penstock.errors import Unavailable
 from penstock.metrics import Sample
+from penstock.postgres.session import Session
+
+log = logging.getLogger(__name__)
+
+# Seconds between two attempts to take the lock of another replica.
+LOCK_EVERY_S = 2.0
 
 
 class Rounds:
@@ -49,3 +58,39 @@ class Rounds:
 
 
 ROUNDS = Rounds()
+
+
+async def sweep_in_one_replica(
+    session: Session, lock: str, sweep: Callable[[], Awaitable[None]], *, loop: str, every_s: float
+) -> None:
+    """Sweeps at intervals until cancelled, in the replica whose session holds the lock.
+
+    Args:
+        session: holds the lock.
+        lock: of the query `outbox.sweep`.
+        sweep: one round; a later round does what an unavailable server has left.
+        loop: its name in metrics.
+        every_s: seconds between two rounds.
+
+    Raises:
+        SessionLost: the lock is gone with its session.
+    """
+    owned = False
+    ROUNDS.expect(loop, every_s)
+    while True:
+        try:
+            owned = owned or bool(await session.fetchval("outbox.sweep", lock))
+            if owned:
+                await sweep()
+                ROUNDS.complete(loop)
+        except Unavailable as error:
+            log.warning(
+                "A server is unavailable; the next sweep publishes what is left",
+                extra={"event": "sweep_delayed", "loop": loop, "error": str(error)},
+            )
+        # The end of the session wakes it too: then `fetchval` or the sweep raises.
+        try:
+            async with asyncio.timeout(every_s if owned else min(LOCK_EVERY_S, every_s)):
+                await session.lost.wait()
+        except TimeoutError:
+            continue

@@ -31,7 +31,6 @@ from penstock.contracts.context import (
     ObjectRef,
     too_deep,
 )
-from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.errors import CorruptObject, InvalidRecord, ObjectsUnavailable, SettingsError, TooLarge
 
 _REMEDY = (
@@ -138,7 +137,7 @@ class ObjectStore:
 
         Args:
             context: inline, or a reference.
-            namespace: of the task. Objects of earlier releases have the keys of the default one.
+            namespace: of the task.
             limit_bytes: the largest object that this process holds in memory; None is any.
 
         Raises:
@@ -152,8 +151,7 @@ class ObjectStore:
             return context
         try:
             ref.require_own_key()
-            if ref.namespace != DEFAULT_NAMESPACE:
-                ref.require_namespace(namespace)
+            ref.require_namespace(namespace)
         except InvalidRecord as fault:
             raise CorruptObject(fault.reason) from fault
         if limit_bytes is not None and ref.size > limit_bytes:

@@ -106,7 +106,6 @@ async def retry_states(executor: Any, ids: Sequence[int]) -> dict[int, RetryStat
             FailureCounts(row["failures"], row["losses"]),
             policy_of(row),
             row["max_losses"],
-            # A service of an earlier release wrote no seconds.
             orjson.loads(row["unhandled"]).get("unhandled_s", 0.0) if row["unhandled"] else 0.0,
             row["no_handler_s"],
         )
@@ -330,7 +329,6 @@ def transition_event(
             "state": row["state"],
             "idempotency_key": row["idempotency_key"],
             "labels": orjson.loads(row["labels"]) if row["labels"] else {},
-            # Tasks without a flow lack the field: consumers of earlier releases know only those.
             **({"flow": flow_of(orjson.loads(row["flow"]))} if row["flow"] else {}),
         },
         detail=detail,

@@ -141,7 +141,7 @@ async def miscounted(pool: asyncpg.Pool[asyncpg.Record]) -> list[Miscount]:
             return await _miscounted(connection)
 
 
-async def recount(pool: asyncpg.Pool[asyncpg.Record]) -> int:
+async def recount(pool: asyncpg.Pool[asyncpg.Record], *, rows_per_statement: int = ROWS_PER_STATEMENT) -> int:
     """Corrects the counters while other transactions write; returns how many were wrong.
 
     Later writes change tasks and counters equally, so a difference in one snapshot stays. It is
@@ -153,7 +153,7 @@ async def recount(pool: asyncpg.Pool[asyncpg.Record]) -> int:
     with translated():
         async with pool.acquire() as connection, connection.transaction(isolation="repeatable_read"):
             await connection.execute(query("backlog.lock_recount"))
-            wrong = await _miscounted(connection)
+            wrong = await _miscounted(connection, rows_per_statement)
             await connection.executemany(
                 query("backlog.correct"),
                 [(m.type, m.stage, m.priority, m.state, m.tasks - m.counted) for m in wrong],
@@ -161,16 +161,16 @@ async def recount(pool: asyncpg.Pool[asyncpg.Record]) -> int:
             return len(wrong)
 
 
-async def _miscounted(connection: Any) -> list[Miscount]:
+async def _miscounted(connection: Any, rows_per_statement: int = ROWS_PER_STATEMENT) -> list[Miscount]:
     """Compares in the snapshot of a transaction, by statements of bounded length."""
     counted: Counter[_Counter] = Counter()
     cursor = await connection.cursor(query("backlog.counted"))
-    while rows := await cursor.fetch(ROWS_PER_STATEMENT):
+    while rows := await cursor.fetch(rows_per_statement):
         for row in rows:
             counted[_counter_of(row)] += row["tasks"]
     tasks: Counter[_Counter] = Counter()
     last_id = 0
-    while rows := await connection.fetch(query("backlog.count_tasks"), last_id, ROWS_PER_STATEMENT):
+    while rows := await connection.fetch(query("backlog.count_tasks"), last_id, rows_per_statement):
         last_id = max(row["last_id"] for row in rows)
         for row in rows:
             if row["state"] is not None:

@@ -45,7 +45,6 @@ async def end_held(session: Session, *, limit: int, longest_s: float) -> int:
     Raises:
         SessionLost, PostgresUnavailable: as `callbacks.take_due`.
     """
-    await session.fetch("callbacks.stamp_held", limit)
     error = _error("held", f"its target could not be called for {longest_s:g} s, or was disabled for so long")
     return len(await _end(session, "callbacks.end_held", limit, longest_s, error))
 

@@ -12,7 +12,6 @@ from penstock.contracts.callback_end import EndRecord
 from penstock.errors import RecordsRefused
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
-from penstock.postgres.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +59,6 @@ def rows_of(assigned: Iterable[Assigned], ended: Collection[str]) -> list[Outbox
             row.keys.append(record.key)
             row.records.append(record.value)
     return list(rows.values())
-
-
-async def acquire_sweeper_lock(session: Session) -> bool:
-    """Acquires the sweeper's lock for the session; False when another process holds it."""
-    return bool(await session.fetchval("outbox.sweep", "callback_results"))
 
 
 async def enqueue(connection: Any, rows: Sequence[OutboxRow]) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import asyncpg
 
-from penstock.errors import Conflict, NotFound
+from penstock.errors import Conflict
+from penstock.postgres import types
 from penstock.postgres.queries import fetch, fetchrow, transaction
 
 
@@ -50,28 +51,24 @@ async def change(
         Conflict: the type's order of release excludes keys.
         PostgresUnavailable: the change may or may not be written.
     """
-    try:
-        async with transaction(pool) as connection:
-            # A statement of its own: the next statement then sees what others wrote while this
-            # one waited.
-            if await fetchrow(connection, "types.lock", type_name) is None:
-                raise NotFound(f"there is no task type {type_name!r}")
-            before = await _one(connection, type_name, concurrency_key)
-            row: asyncpg.Record | None = await fetchrow(
-                connection,
-                "concurrency_keys.set",
-                type_name,
-                concurrency_key,
-                wanted.paused,
-                wanted.weight,
-                wanted.max_in_flight,
-                wanted.sets_limit,
-            )
-            if observe is not None and row is not None:
-                observe(before, await _one(connection, type_name, concurrency_key))
-    except asyncpg.CheckViolationError:
-        # A process of an earlier version has set the type's order meanwhile, without the lock.
-        row = None
+    async with transaction(pool) as connection:
+        # A statement of its own: the next statement then sees what others wrote while this one
+        # waited.
+        if await fetchrow(connection, "types.lock", type_name) is None:
+            raise types.not_found(type_name)
+        before = await _one(connection, type_name, concurrency_key)
+        row = await fetchrow(
+            connection,
+            "concurrency_keys.set",
+            type_name,
+            concurrency_key,
+            wanted.paused,
+            wanted.weight,
+            wanted.max_in_flight,
+            wanted.sets_limit,
+        )
+        if observe is not None and row is not None:
+            observe(before, await _one(connection, type_name, concurrency_key))
     if row is None:
         raise Conflict(
             f"type {type_name} has ageing_s or finish_first, which cannot be combined with settings of concurrency keys: "

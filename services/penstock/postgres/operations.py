@@ -181,7 +181,7 @@ async def create(
 
 def is_running(operation: Row) -> bool:
     """Whether an operation has neither ended nor been stopped."""
-    return operation["state"] in ("running", "running_flows")
+    return bool(operation["state"] == "running")
 
 
 async def task_in_flow(executor: Any, ids: Sequence[int]) -> tuple[int, int] | None:

@@ -55,10 +55,10 @@ def target_in(row: asyncpg.Record) -> TargetId:
     return TargetId(row["namespace"], row["url"])
 
 
-def parse_notification(payload: str) -> TargetId | None:
-    """The target of a notification; None for the old form, which is sent in addition."""
-    namespace, blank, url = payload.partition(" ")
-    return TargetId(namespace, url) if blank else None
+def parse_notification(payload: str) -> TargetId:
+    """The target of a notification."""
+    namespace, _blank, url = payload.partition(" ")
+    return TargetId(namespace, url)
 
 
 async def take_over(

@@ -179,40 +179,14 @@ def _decode_ref(text: str | None) -> ObjectRef | None:
     return ObjectRef.from_wire(orjson.loads(text)) if text else None
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectOwner:
-    """A task whose result refers to an object.
-
-    Attributes:
-        namespace: of the task.
-        ref: reference of its present context; None for an inline one.
-    """
-
-    namespace: str
-    ref: ObjectRef | None
-
-    def require_own(self, ref: ObjectRef, pointer: str = "") -> None:
-        """Requires a reference that names the task's namespace, or that of its present context.
-
-        The present one may have the key of an earlier release.
-
-        Raises:
-            InvalidRecord: it names another object.
-        """
-        if ref != self.ref:
-            ref.require_namespace(self.namespace, pointer)
-
-
-async def object_owners(executor: Any, ids: Iterable[int]) -> dict[int, ObjectOwner]:
-    """The tasks with these ids that are not in history, by id.
+async def namespaces(executor: Any, ids: Iterable[int]) -> dict[int, str]:
+    """The namespaces of tasks with these ids that are not in history, by id.
 
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    rows = await fetch(executor, "tasks.references", list(set(ids)))
-    return {
-        row["id"]: ObjectOwner(namespace_of(row["type"]), _decode_ref(row["context_ref"])) for row in rows
-    }
+    rows = await fetch(executor, "tasks.types", list(set(ids)))
+    return {row["id"]: namespace_of(row["type"]) for row in rows}
 
 
 async def get(executor: Any, task_id: int) -> dict[str, Any]:

@@ -14,10 +14,8 @@ import asyncpg
 
 from penstock.concurrency.batcher import Batcher
 from penstock.concurrency.retry import retry_until_available
-from penstock.contracts.context import ObjectRef
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.result import Failure, StageResult
-from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.completion import Fence, Outcome
 from penstock.core.endings import GOOD, conclude_result, counts_failures
 from penstock.errors import InvalidRecord, PostgresUnavailable, ValueRefused
@@ -25,7 +23,7 @@ from penstock.kafka.processing.outbox import Publisher
 from penstock.kafka.processing.processor import Delivery
 from penstock.postgres.advance import Ending, advance, late_attempts, retry_states, stages_of
 from penstock.postgres.halving import in_halves
-from penstock.postgres.tasks import object_owners
+from penstock.postgres.tasks import namespaces
 from penstock.stages.metrics import Metrics
 from penstock.stages.settings import StagesSettings
 from penstock.stages.spans import trace
@@ -33,9 +31,6 @@ from penstock.stages.spans import trace
 log = logging.getLogger(__name__)
 
 R = TypeVar("R")
-
-# Between two attempts of a task whose worker is of an earlier release.
-EARLIER_RELEASE_DELAY_MS = 60_000
 
 # Seconds until a result is tried again whose task another transaction locks.
 LOCKED_RETRY_S = 0.2
@@ -137,15 +132,15 @@ class Committer:
         refs = {f: r.context.ref for f, (_, r) in results.items() if r.context and r.context.ref}
         if not refs:
             return {}
-        owners = await self._retry(lambda: object_owners(self._pool, (fence.id for fence in refs)))
+        owners = await self._retry(lambda: namespaces(self._pool, (fence.id for fence in refs)))
         refused = {}
         for fence, ref in refs.items():
             if fence.id in owners:
                 try:
-                    owners[fence.id].require_own(ref)
+                    ref.require_namespace(owners[fence.id])
                 except InvalidRecord as fault:
                     worker, result = results[fence]
-                    refused[fence] = (worker, _foreign_object(result, ref, fault))
+                    refused[fence] = (worker, _foreign_object(result, fault))
                     log.warning(
                         "A result refers to an object of another namespace; it is refused",
                         extra={"event": "foreign_object_refused", **fence.ids(), "worker": worker},
@@ -284,17 +279,10 @@ def _refused(result: StageResult, refused: ValueRefused) -> StageResult:
     return StageResult(fence=result.fence, outcome=Outcome.FAIL, permanent=True, error=error)
 
 
-def _foreign_object(result: StageResult, ref: ObjectRef, fault: InvalidRecord) -> StageResult:
+def _foreign_object(result: StageResult, fault: InvalidRecord) -> StageResult:
     """The end of an attempt whose result refers to an object of another namespace."""
     error = Failure(kind="InvalidResult", message=f"{fault.reason} (/context_ref/key)")
-    end = StageResult(fence=result.fence, outcome=Outcome.FAIL, permanent=True, error=error)
-    if ref.namespace == DEFAULT_NAMESPACE:
-        # Workers and gateways of earlier releases store all contexts there. The task must outlast
-        # an upgrade, so its attempt is repeated until an upgraded worker runs it.
-        end = dataclasses.replace(
-            end, outcome=Outcome.RETRY, permanent=False, delay_ms=EARLIER_RELEASE_DELAY_MS
-        )
-    return end
+    return StageResult(fence=result.fence, outcome=Outcome.FAIL, permanent=True, error=error)
 
 
 def _wrong_stage(result: StageResult, stage: str) -> StageResult:

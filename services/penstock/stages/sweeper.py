@@ -14,16 +14,15 @@ While Kafka is unavailable the sweeper keeps its lock, and tries again in its ne
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.event import cancelled_attempts
 from penstock.contracts.revocation import Revocation
-from penstock.errors import RecordsRefused, Unavailable
+from penstock.errors import RecordsRefused
 from penstock.kafka.processing.outbox import publish, revoke
-from penstock.metrics.rounds import ROUNDS
+from penstock.metrics.rounds import sweep_in_one_replica
 from penstock.postgres import outbox
 from penstock.postgres.session import Session
 from penstock.stages.metrics import Metrics
@@ -35,8 +34,6 @@ log = logging.getLogger(__name__)
 LOOP = "outbox_sweeper"
 # Rows that are read at a time: each may hold a thousand events.
 ROWS_PER_BATCH = 20
-# Seconds between two attempts to take the lock of another replica.
-LOCK_EVERY_S = 2.0
 
 
 async def sweep(
@@ -47,26 +44,11 @@ async def sweep(
     Raises:
         SessionLost: the lock is gone with its session.
     """
-    owned = False
-    ROUNDS.expect(LOOP, settings.sweep_every_s)
-    while True:
-        try:
-            owned = owned or bool(await session.fetchval("outbox.sweep", "events"))
-            if owned:
-                metrics.swept += await sweep_once(settings, session, producer)
-                ROUNDS.complete(LOOP)
-        except Unavailable as error:
-            log.warning(
-                "A server is unavailable; the next sweep publishes the events that are left",
-                extra={"event": "sweep_delayed", "error": str(error)},
-            )
-        # The end of the session wakes it too: then `fetchval` raises.
-        try:
-            every_s = settings.sweep_every_s
-            async with asyncio.timeout(every_s if owned else min(LOCK_EVERY_S, every_s)):
-                await session.lost.wait()
-        except TimeoutError:
-            continue
+
+    async def sweep_and_count() -> None:
+        metrics.swept += await sweep_once(settings, session, producer)
+
+    await sweep_in_one_replica(session, "events", sweep_and_count, loop=LOOP, every_s=settings.sweep_every_s)
 
 
 async def sweep_once(settings: StagesSettings, session: Session, producer: AIOKafkaProducer) -> int:

@@ -81,7 +81,7 @@ def create_app(settings: TaskLogsSettings) -> process.Service:
                 retention.run(),
                 StallDetector(
                     settings.stall_timeout_s,
-                    progress.marks,
+                    progress.progress,
                     (
                         partial(postgres_health.ping, settings.sessions),
                         partial(kafka_health.ping, settings),

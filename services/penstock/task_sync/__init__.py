@@ -42,6 +42,8 @@ Guarantees
 - At rest task-sync sends almost no queries: a sweep every `sweep_s` for lost notifications, a round
   of history every `history_every_s`, and with several replicas a poll every `own_retry_s`.
 
-When in doubt, the process ends, and another replica takes over: when the session, the lock or Kafka
-is lost, or when work makes no progress for `stall_timeout_s` (`stall_detector`).
+When in doubt, the service begins again in its process, and another replica may take over its types:
+when the session or the lock is lost, or when only the client that polls lags has lost Kafka. In an
+outage it keeps its types and waits. The process ends when work makes no progress for
+`stall_timeout_s` (`stall_detector`).
 """

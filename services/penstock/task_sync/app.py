@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from penstock import process
-from penstock.ingest import Ingest, ingest_samples
+from penstock.concurrency.stall_detector import StallDetector
+from penstock.ingest import Ingest, IngestProgress, ingest_samples
 from penstock.kafka.client import health as kafka_health
 from penstock.kafka.client import positions
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
@@ -31,7 +32,6 @@ from penstock.postgres.types import TypeCache
 from penstock.task_sync import metrics
 from penstock.task_sync.backlog_counters import BacklogCounters
 from penstock.task_sync.history import History
-from penstock.task_sync.progress import Progress
 from penstock.task_sync.recheck import Recheck
 from penstock.task_sync.refused import RefusedTasks
 from penstock.task_sync.release import ReleaseLoop
@@ -86,11 +86,11 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             await session.listen(DUE_CHANNEL, release_loop.on_due_changed)
             await session.listen(REPLICAS_CHANNEL, release_loop.on_replicas_changed)
             recheck = Recheck(settings, pool, producer, admin, offsets, release_loop)
-            progress = Progress(
+            progress = IngestProgress(settings.stall_timeout_s, reader, [ingest])
+            # A full window has no progress, since it waits for workers.
+            detector = StallDetector(
                 settings.stall_timeout_s,
-                reader,
-                ingest,
-                release_loop,
+                lambda: release_loop.progress() | progress.progress(),
                 (
                     partial(postgres_health.ping, settings.sessions),
                     partial(kafka_health.ping, settings),
@@ -103,7 +103,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                     NAME,
                     lambda: [
                         *metrics.release_samples(release_loop),
-                        *ingest_samples([ingest], progress.ingest.lag),
+                        *ingest_samples([ingest], progress.lag),
                         *position_samples(
                             positions.moved_by_topic(settings.prefix, [SUBMITTED.name]),
                             positions.deleted_by_topic(settings.prefix, [SUBMITTED.name]),
@@ -128,8 +128,8 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                 recheck.run(),
                 history.run(),
                 counters.run(),
-                progress.detector.run(),
-                progress.ingest.unread.run(),
+                detector.run(),
+                progress.unread.run(),
             )
 
     return service

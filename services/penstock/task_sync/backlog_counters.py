@@ -1,7 +1,7 @@
 """Maintains the backlog counters of the owned types, and serves them as metrics.
 
-A transaction that changes tasks records each change (migration 0017). The owner of a type folds the
-changes into its counters until none is left. Counters and changes together are exact at any time,
+Triggers record each change of tasks in its transaction. The owner of a type folds the changes into
+its counters until none is left. Counters and changes together are exact at any time,
 so a crash loses nothing; folding only keeps the changes few.
 
 While PostgreSQL is unavailable it tries again: the service begins again when the session of

@@ -24,7 +24,7 @@ from penstock.core.window import Window, WindowPolicy, WindowReason
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.connection import translated
 from penstock.kafka.client.health import probe
-from penstock.kafka.topology import membership
+from penstock.kafka.topology import group_members
 from penstock.kafka.topology.topics import ready, workers_group
 from penstock.postgres import release
 from penstock.postgres.session import Session
@@ -53,10 +53,6 @@ FAILED_POLL_S = 0.5
 REFUSED_POLL_S = 10.0
 # Seconds without a successful poll of any type after which the admin client itself must answer.
 LOST_S = 20.0
-# Polls that fail are reported after this time, unless they succeed again, and so many of them by
-# name.
-REPORT_S = 1.0
-NAMED = 5
 # Polls that end together wake the release loop once.
 WAKE_S = 0.005
 
@@ -93,8 +89,8 @@ class LagPoller:
         self._running: dict[str, asyncio.Task[None]] = {}
         self._polled: list[ReadyTopic] = []
         self._waking: asyncio.TimerHandle | None = None
-        self._reporting: asyncio.TimerHandle | None = None
-        self._unreported: list[ReadyTopic] = []
+        # The last failure that was reported, until a poll succeeds.
+        self._reported = ""
         self._ended = 0
         # Since when every poll has failed, on the loop's clock.
         self._failing_since_s: float | None = None
@@ -105,7 +101,7 @@ class LagPoller:
         return type_name in self._running
 
     def progress(self) -> dict[str, Hashable]:
-        """The polls under way and their mark, for the stall detector."""
+        """The polls under way and their value, for the stall detector."""
         return {"polling the lag of ready topics": self._ended} if self._running else {}
 
     def begin(self, topic: ReadyTopic) -> None:
@@ -127,9 +123,8 @@ class LagPoller:
 
     async def stop(self) -> None:
         """Cancels all polls and waits for their end."""
-        for timer in (self._waking, self._reporting):
-            if timer is not None:
-                timer.cancel()
+        if self._waking is not None:
+            self._waking.cancel()
         running = tuple(self._running.values())
         for task in running:
             task.cancel()
@@ -149,12 +144,11 @@ class LagPoller:
         measured = topic.may_have_ready and topic.half_full
         try:
             await self.poll(topic)
-            self._failing_since_s = None
+            self._failing_since_s, self._reported = None, ""
             topic.lag_failure = None
             topic.first_ready = await self._first_ready(topic)
             if measured:
                 await self._measure(topic)
-                _log_new_reason(topic)
             self._polled.append(topic)
         except KafkaRefused as error:
             self._fail(topic, error, REFUSED_POLL_S)
@@ -167,27 +161,14 @@ class LagPoller:
     def _fail(self, topic: ReadyTopic, error: KafkaRefused | KafkaUnavailable, retry_s: float) -> None:
         topic.polled_s = asyncio.get_running_loop().time()
         topic.poll_interval_s = retry_s
-        if topic.lag_failure is None or str(topic.lag_failure) != str(error):
-            self._unreported.append(topic)
-            if self._reporting is None:
-                self._reporting = asyncio.get_running_loop().call_later(REPORT_S, self._report)
-        topic.lag_failure = error
-
-    def _report(self) -> None:
-        """Logs the polls that fail, all together: an outage of Kafka concerns all types."""
-        self._reporting = None
-        topics, self._unreported = self._unreported, []
-        failed = {each.type.name: each.lag_failure for each in topics if each.lag_failure is not None}
-        if failed:
+        # Once for all types: an outage of Kafka concerns each of them.
+        if str(topic.lag_failure) != str(error) != self._reported:
+            self._reported = str(error)
             log.warning(
-                "The lag of types is unknown; the last known lag bounds their release",
-                extra={
-                    "event": "lag_poll_failed",
-                    "task_types": sorted(failed)[:NAMED],
-                    "count": len(failed),
-                    "error": next(iter(failed.values())),
-                },
+                "The lag of a type is unknown; the last known lag bounds its release",
+                extra={"event": "lag_poll_failed", "task_type": topic.type.name, "error": error},
             )
+        topic.lag_failure = error
 
     async def _verify_client(self) -> None:
         """Ends the service, which begins again, if only the client that polls has lost Kafka.
@@ -260,7 +241,7 @@ class LagPoller:
     async def _find_readers(self, topic: ReadyTopic, group: str) -> None:
         """Reads which worker reads which partition; a few requests, as records wait for long."""
         try:
-            readers = await membership.readers(self._admin, group, topic.topic)
+            readers = await group_members.readers(self._admin, group, topic.topic)
         except KafkaUnavailable as error:
             # Withdrawals wait.
             log.info(
@@ -362,20 +343,3 @@ class LagPoller:
         in_flight = await release.in_flight(self._session, topic.window.sample())
         topic.measured_s = asyncio.get_running_loop().time()
         topic.window.observe_sample(in_flight, topic.measured_s)
-
-
-def _log_new_reason(topic: ReadyTopic) -> None:
-    size, reason = topic.size_and_reason()
-    if reason is not topic.logged_reason:
-        topic.logged_reason = reason
-        log.debug(
-            "The bound of a window changed",
-            extra={
-                "event": "window_changed",
-                "task_type": topic.type.name,
-                "reason": reason.value,
-                "size": size,
-                "completions_per_s": round(topic.window.completions_per_s, 1),
-                "lag": topic.lag,
-            },
-        )

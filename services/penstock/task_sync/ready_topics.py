@@ -37,7 +37,6 @@ class ReadyTopic:
         released: tasks that this process released.
         withdrawn: tasks that it withdrew from busy workers.
         pace: how long the type's attempts take.
-        logged_reason: the reason of the window's size that was last logged.
         full: the window was full, and more than half of its records wait still.
         polling: one poll at a time, so that no older answer follows a newer one.
         failure: why its bounds could not be read; it is to be opened anew.
@@ -56,7 +55,6 @@ class ReadyTopic:
     measured_s: float = -inf
     released: int = 0
     withdrawn: int = 0
-    logged_reason: WindowReason = WindowReason.FLOOR
     full: bool = False
     begins: dict[int, int] = field(default_factory=dict)
     invalid: dict[int, int] = field(default_factory=dict)

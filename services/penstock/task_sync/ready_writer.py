@@ -62,7 +62,7 @@ class ReadyWriter:
         self._confirmations = 0
 
     def progress(self) -> dict[str, Hashable]:
-        """The work in progress and its mark, for the stall detector; empty at rest."""
+        """The work in progress and its value, for the stall detector; empty at rest."""
         if not self._writing and not self._confirming:
             return {}
         return {"writing released tasks to Kafka": self._confirmations}
@@ -200,7 +200,7 @@ class ReadyWriter:
     async def _encode(self, tasks: Sequence[ReadyTask]) -> tuple[list[ReadyTask], list[bytes]]:
         """The tasks that have records, and their values; fails the others.
 
-        An earlier version may have stored a context that cannot be written.
+        A row may have a context that cannot be written, which must not stop the type.
         """
         writable: list[ReadyTask] = []
         values: list[bytes] = []

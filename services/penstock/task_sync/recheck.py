@@ -22,7 +22,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.ready import MARK
+from penstock.contracts.ready import MARKER
 from penstock.contracts.result import encode_results
 from penstock.contracts.task_type import TaskType
 from penstock.errors import KafkaRefused, KafkaUnavailable, Unavailable
@@ -54,7 +54,7 @@ _WRITER = "task-sync"
 # Records without effect, which make readers commit past lost records. Workers skip a ready record
 # that is no task.
 _MARKERS = {
-    Station.READY: MARK,
+    Station.READY: MARKER,
     Station.HEARTBEATS: Heartbeat(Kind.RELEASE, _WRITER, 0, []).encode(),
     Station.RESULTS: encode_results(_WRITER, []),
 }

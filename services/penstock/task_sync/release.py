@@ -79,7 +79,7 @@ class ReleaseLoop:
         # Types that notifications named since types were loaded.
         self._changed_types: set[str] = set()
         self._promotion = Promotion(session, settings.release_batch)
-        # Marks for the stall detector: the loop's step, empty while it sleeps, and a counter.
+        # Progress for the stall detector: the loop's step, empty while it sleeps, and a counter.
         self._step = ""
         self._step_count = 0
         self._cutoffs_request: tuple[Sequence[str], asyncio.Future[dict[str, str]]] | None = None
@@ -129,15 +129,15 @@ class ReleaseLoop:
         return [topic.type for topic in self._topics.values() if topic.may_have_queued]
 
     def progress(self) -> dict[str, Hashable]:
-        """Work in progress, each with a mark that changes as it advances; empty at rest.
+        """Work in progress, each with a value that changes as it advances; empty at rest.
 
         A full window is rest, because it waits for workers.
         """
         # A statement that waits for another transaction is repeated.
-        step_mark = (self._step_count, self._session.lock_conflicts)
-        marks: dict[str, Hashable] = {self._step: step_mark} if self._step else {}
+        step_value = (self._step_count, self._session.lock_conflicts)
+        progress: dict[str, Hashable] = {self._step: step_value} if self._step else {}
         parts = (self._opener, self._writer, self._withdrawal, self._lag_poller)
-        return marks | {name: mark for part in parts for name, mark in part.progress().items()}
+        return progress | {name: value for part in parts for name, value in part.progress().items()}
 
     def _begin_step(self, step: str) -> None:
         self._step = step

@@ -95,7 +95,7 @@ class TopicOpener:
         self._attempts = 0
 
     def progress(self) -> dict[str, Hashable]:
-        """The work in progress and its mark, for the stall detector; empty at rest."""
+        """The work in progress and its value, for the stall detector; empty at rest."""
         return {"creating ready topics": self._attempts} if self._opening else {}
 
     def open(self, task_types: Sequence[TaskType]) -> None:

@@ -3,7 +3,7 @@
 It does so while another worker has room, or a more urgent task waits behind them:
 `core.ready_partitions` decides. For each partition of a busy worker the records that no worker has
 taken are read. One statement makes their tasks ready, each as a new attempt, so that the fence
-rejects a worker that takes an old record meanwhile. Then the records are deleted, and a mark is
+rejects a worker that takes an old record meanwhile. Then the records are deleted, and a marker is
 written. A crash between the steps leaves records that the fence makes harmless.
 
 The release loop goes on meanwhile, also for the same type. A withdrawal ends when the ownership is
@@ -24,12 +24,12 @@ from typing import Any
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import MARKER
 from penstock.core.attempt import AttemptId
 from penstock.core.ready_partitions import Plan
-from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, RecordsRefused
+from penstock.errors import KafkaRefused, KafkaUnavailable, RecordsRefused
 from penstock.kafka.client.connection import translated
-from penstock.kafka.client.records import RecordReader, delete_before
+from penstock.kafka.client.records import delete_before, read_within, ready_task
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.task_sync.lag_poller import LagPoller
@@ -74,7 +74,7 @@ class Withdrawal:
         self._admin = admin
         self._lag_poller = lag_poller
         self._on_end = on_end
-        self._reader = RecordReader(settings, READS)
+        self._reads = asyncio.Semaphore(READS)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._permitted = False
         # Until when a type is left alone whose records Kafka refuses to read or delete.
@@ -126,7 +126,6 @@ class Withdrawal:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await self._reader.close()
 
     def _ended(self, name: str, _task: asyncio.Task[None]) -> None:
         del self._running[name]
@@ -159,7 +158,8 @@ class Withdrawal:
             # Deletes nothing, and is refused before any task is moved.
             await delete_before(self._admin, dict.fromkeys(starts, 0))
             self._permitted = True
-        unread = await self._reader.read(starts, LIMIT, within_s=READ_S)
+        async with self._reads:
+            unread = await read_within(self._settings, starts, LIMIT, within_s=READ_S)
         # Again: the worker may have taken some meanwhile.
         await self._lag_poller.poll(topic)
         attempts = {
@@ -199,7 +199,7 @@ class Withdrawal:
         *,
         has_tasks: bool,
     ) -> None:
-        """Deletes the records before those that are kept, and lets a mark follow."""
+        """Deletes the records before those that are kept, and lets a marker follow."""
         number = tp.partition
         # Otherwise the release loop may have written records behind those that were read.
         unchanged = topic.partitions[number].end == end_before
@@ -209,14 +209,14 @@ class Withdrawal:
                 topic.partitions.correct({number: topic.partitions[number].taken})
             return
         last = records[-1].offset
-        # A mark that is alone stays: the worker has one to take.
+        # A marker that is alone stays: the worker has one to take.
         end = min(kept, default=last + 1 if has_tasks else last)
         self._session.ensure()
         await delete_before(self._admin, {tp: end})
         topic.begins[number] = max(end, topic.begins.get(number, 0))
         topic.partitions.withdraw(number, end)
         if not has_tasks and unchanged:
-            topic.partitions.find_mark(number, last + 1, asyncio.get_running_loop().time())
+            topic.partitions.find_marker(number, last + 1, asyncio.get_running_loop().time())
         elif has_tasks and not kept and len(records) < LIMIT:
             await self._mark(topic, number, withdrawn=True)
 
@@ -224,17 +224,15 @@ class Withdrawal:
         self._session.ensure()
         end = topic.partitions[number].end
         with translated():
-            written = await self._producer.send_and_wait(topic.topic, MARK, partition=number)
+            written = await self._producer.send_and_wait(topic.topic, MARKER, partition=number)
         now_s, behind = asyncio.get_running_loop().time(), topic.partitions[number].end - end
-        topic.partitions.add_mark(number, written.offset, now_s, behind=behind, withdrawn=withdrawn)
+        topic.partitions.add_marker(number, written.offset, now_s, behind=behind, withdrawn=withdrawn)
 
 
 def _attempts(type_name: str, records: Sequence[Any]) -> list[tuple[int, AttemptId]]:
     """Offset and attempt of each record of a task."""
-    found = []
-    for record in records:
-        try:
-            found.append((record.offset, ReadyTask.decode(record.value or b"", type_name).fence.attempt_id))
-        except InvalidRecord:
-            continue  # a mark, or a record of another program
-    return found
+    return [
+        (record.offset, task.fence.attempt_id)
+        for record in records
+        if (task := ready_task(record, type_name)) is not None
+    ]

@@ -53,7 +53,7 @@ _NO_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
 
 def _is_hold_answer(answer: Mapping[str, Any], _entries: int) -> bool:
-    # Gateways of an earlier version send no `claimed_ms_ago`.
+    # Only an answer with tasks has `claimed_ms_ago`.
     ago_ms = answer.get("claimed_ms_ago", 0)
     return isinstance(answer.get("tasks"), list) and isinstance(ago_ms, int | float) and ago_ms >= 0
 

@@ -52,7 +52,7 @@ class HandlerPool:
         ended: called with a suspect that has ended; `end_turn` follows when its result is stored.
             Otherwise the next attempt could kill the process before, and the loss would be charged
             to both.
-        hold: called with True when the worker must take no further attempts for now, because a
+        block: called with True when the worker must take no further attempts for now, because a
             suspect that runs alone lasts, and with False when it may again.
         limits: most attempts at once by (type, stage), for stages with a limit of their own.
         counts: of the attempts that end; None counts nothing.
@@ -65,7 +65,7 @@ class HandlerPool:
         size: int,
         announce: Callable[[AttemptId], object],
         ended: Callable[[AttemptId], object],
-        hold: Callable[[bool], object] = lambda _holds: None,
+        block: Callable[[bool], object] = lambda _blocked: None,
         limits: Mapping[tuple[str, str], int] = MappingProxyType({}),
         counts: AttemptCounts | None = None,
     ) -> None:
@@ -79,7 +79,7 @@ class HandlerPool:
         self._backlog = Backlog(limits)
         self._announce = announce
         self._ended = ended
-        self._hold = hold
+        self._block = block
         self._suspect_queue: SuspectQueue[AttemptId] = SuspectQueue()
         # Suspects that have not begun.
         self._suspects: dict[AttemptId, ReadyTask] = {}
@@ -90,7 +90,7 @@ class HandlerPool:
         self._look: asyncio.TimerHandle | None = None
         # When a suspect will have blocked others for a turn; whether it has.
         self._block_timer: asyncio.TimerHandle | None = None
-        self._holds = False
+        self._blocked = False
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start_all(self, claimed: list[ReadyTask]) -> None:
@@ -101,7 +101,7 @@ class HandlerPool:
         for ready in claimed:
             if self._closed:
                 self._hand_back(ready, "the worker is stopping")
-            elif self._holds:
+            elif self._blocked:
                 self._hand_back(ready, ALONE_REASON)
             elif ready.isolation is None:
                 self._backlog.add(ready, now_s)
@@ -294,23 +294,23 @@ class HandlerPool:
         self._watch_block()
 
     def _watch_block(self) -> None:
-        """Holds after a suspect has blocked others for a turn, and ends that with the block."""
+        """Takes no attempts once a suspect has blocked others for a turn, until that ends."""
         if self._suspect_queue.blocks_others:
             if self._block_timer is None:
-                self._block_timer = asyncio.get_running_loop().call_later(TURN_S, self._begin_hold)
+                self._block_timer = asyncio.get_running_loop().call_later(TURN_S, self._begin_block)
             return
         if self._block_timer is not None:
             self._block_timer.cancel()
             self._block_timer = None
-        if self._holds:
-            self._holds = False
-            self._hold(self._holds)
+        if self._blocked:
+            self._blocked = False
+            self._block(self._blocked)
 
-    def _begin_hold(self) -> None:
+    def _begin_block(self) -> None:
         if self._closed:
             return
-        self._holds = True
-        self._hold(self._holds)
+        self._blocked = True
+        self._block(self._blocked)
         behind = self._suspect_queue.behind_alone()
         log.info(
             "A suspect runs alone for long; waiting tasks go to other workers",
@@ -329,8 +329,8 @@ class HandlerPool:
         if self._closed or not self._backlog:
             return
         if self._suspect_queue.blocks_others:
-            # After a turn the worker holds. Before, it still pulls: it would get the same tasks
-            # again.
+            # After a turn the worker takes none. Before, it still pulls: it would get the same
+            # tasks again.
             self._moved_s = now_s
         else:
             self._return_surplus(self._backlog.take_stuck(now_s, STUCK_S))

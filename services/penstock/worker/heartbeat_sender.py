@@ -137,8 +137,7 @@ class HeartbeatSender:
     async def report(self, reports: Mapping[AttemptId, Progress]) -> dict[AttemptId, Progress]:
         """Sends reports of progress, which count as heartbeats; returns those to send again.
 
-        A report that is refused is dropped, and its attempt gets its heartbeat as usual: a gateway
-        of an earlier version refuses all reports.
+        A report that is refused is dropped, and its attempt gets its heartbeat as usual.
 
         Raises:
             Fatal: no heartbeat can be sent any more.

@@ -55,7 +55,7 @@ class InFlight:
         backlog: Callable[[], int] = lambda: 0,
     ) -> None:
         self._capacity = capacity
-        self._holds = False
+        self._blocked = False
         self._limit = limit
         self._backlog = backlog
         self.types = types
@@ -79,7 +79,7 @@ class InFlight:
     @property
     def room(self) -> int:
         """How many more attempts may be reserved."""
-        if self._holds:
+        if self._blocked:
             return 0
         with_handler = len(self._attempts) - len(self._parked)
         return int(min(self._capacity + self._backlog() - with_handler, self._limit())) - self._reserved
@@ -89,9 +89,9 @@ class InFlight:
         """Whether each type may keep room for an attempt while it waits for its next task."""
         return self.room >= self.types
 
-    def hold(self, holds: bool) -> None:
+    def block(self, blocked: bool) -> None:
         """Sets whether there is no room, however few attempts are in flight."""
-        self._holds = holds
+        self._blocked = blocked
         self._grant()
 
     def type_of(self, attempt_id: AttemptId) -> str | None:

@@ -149,9 +149,9 @@ class PlatformClient:
         """Waits until the result of a suspect is stored."""
         self._turns.put_nowait((attempt_id, False))
 
-    def hold(self, holds: bool) -> None:
+    def block(self, blocked: bool) -> None:
         """Sets whether no further attempts are taken for now."""
-        self._in_flight.hold(holds)
+        self._in_flight.block(blocked)
 
     async def _serve_suspects(self) -> None:
         while True:

@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import TopicPartition
 
 from penstock import process
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import MANY_RECORDS, OLD_S, claims_first
-from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable, SessionLost
-from penstock.kafka.client.connection import admin_client, make_consumer, running, translated
-from penstock.kafka.client.fetched import FetchedSince, drop_fetched, wait_fetched
-from penstock.kafka.client.group_positions import GroupPositions
+from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
+from penstock.kafka.client.connection import admin_client, running, translated
+from penstock.kafka.client.group_consumer import GroupConsumer
 from penstock.kafka.client.member_data import MemberData
+from penstock.kafka.client.records import ready_task
 from penstock.kafka.topology.topics import ready as ready_topic
 from penstock.kafka.topology.topics import workers_group
 from penstock.worker.in_flight import InFlight, Reservation
@@ -94,15 +94,14 @@ class KafkaPuller:
         async def pull() -> None:
             await self._wait_topic(topic)
             # Group eviction uses this name to find a worker whose leases have expired.
-            consumer = make_consumer(self._settings, group, name=self._worker_id, member=self._member)
+            consumer = GroupConsumer(self._settings, group, name=self._worker_id, member=self._member)
             member = Member(consumer, self._type, self._in_flight, self._unclaimed, self._start)
-            positions = GroupPositions(consumer, member)
-            consumer.subscribe([topic], listener=positions)
+            consumer.follow(topic, member.hand_over, member.on_assigned)
             async with running(consumer):
                 log.info(
                     "Waiting for tasks of a type", extra={"event": "pull_started", "task_type": self._type}
                 )
-                await member.run(positions)
+                await member.run()
 
         while True:
             try:
@@ -135,11 +134,11 @@ class KafkaPuller:
             await asyncio.sleep(TOPIC_RETRY_S)
 
 
-class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
-    """One membership of a puller in its group; the listener of its consumer.
+class Member:
+    """One membership of a puller in its group.
 
     Args:
-        consumer: subscribed.
+        consumer: of the group.
         type_name: the type.
         in_flight: the attempts in flight; bounds what is pulled.
         unclaimed: claims attempts.
@@ -148,7 +147,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
 
     def __init__(
         self,
-        consumer: AIOKafkaConsumer,
+        consumer: GroupConsumer,
         type_name: str,
         in_flight: InFlight,
         unclaimed: UnclaimedAttempts,
@@ -160,36 +159,29 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         self._unclaimed = unclaimed
         self._start = start
         self._offsets = ReadOffsets(unclaimed)
-        self._fetched = FetchedSince(consumer)
         # By partition, the timestamp of the last record that was taken.
         self._taken_ms: dict[TopicPartition, float] = {}
         # Records that were taken since some were found to be held for long.
         self._taken = 0
         self._assigned_s = time.monotonic()
 
-    async def run(self, positions: GroupPositions) -> None:
+    async def run(self) -> None:
         """Pulls and commits until cancelled.
-
-        Args:
-            positions: checks the consumer's positions.
 
         Raises:
             KafkaUnavailable: no broker answers, or records must be read again.
         """
         try:
-            await process.run_all(self._pull_all(positions), self._commit_settled())
+            await process.run_all(self._pull_all(), self._commit_settled())
         finally:
-            await self._hand_over()
+            await self.hand_over()
 
-    async def on_partitions_revoked(self, _revoked: Iterable[TopicPartition]) -> None:
-        """Claims running attempts and commits, so that the next members begin after them."""
-        await self._hand_over()
-
-    async def on_partitions_assigned(self, _assigned: Iterable[TopicPartition]) -> None:
+    def on_assigned(self) -> None:
         """Begins the period in which records are claimed before they start."""
         self._assigned_s = time.monotonic()
 
-    async def _hand_over(self) -> None:
+    async def hand_over(self) -> None:
+        """Claims running attempts and commits, so that the next members begin after them."""
         unsettled = self._offsets.unsettled
         try:
             async with asyncio.timeout(HAND_OVER_S):
@@ -227,9 +219,9 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             )
         self._offsets.committed(offsets)
 
-    async def _pull_all(self, positions: GroupPositions) -> None:
+    async def _pull_all(self) -> None:
         while True:
-            if await positions.ensure(FETCH_S):
+            if await self._consumer.ensure(FETCH_S):
                 await self._pull()
 
     async def _pull(self) -> None:
@@ -237,7 +229,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         began_s = time.monotonic()
         with translated():
             # Wait before the reservation, so that an idle type reserves no room.
-            if not await wait_fetched(consumer, FETCH_S):
+            if not await consumer.wait_fetched(FETCH_S):
                 return
         waiting_s = time.monotonic()
         # A handler may hold the interpreter, and with it this loop.
@@ -247,11 +239,11 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
             late = stalled or now_s - waiting_s > FULL_S
             held = self._withdrawable(now_s)
             if late or held:
-                drop_fetched(consumer, None if late else held)
+                consumer.drop_fetched(None if late else held)
             if reservation.size:
                 # Keep the reservation: otherwise another type takes the room.
                 with translated():
-                    fetched = not (late or held) or await wait_fetched(consumer, FULL_S)
+                    fetched = not (late or held) or await consumer.wait_fetched(FULL_S)
                 if fetched:
                     await self._take(reservation)
                 return
@@ -268,7 +260,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
 
         Not while many are taken: no other worker is idle then, and a fetch costs some of them.
         """
-        if not (held := self._fetched.since(FULL_S, now_s)):
+        if not (held := self._consumer.fetched_since(FULL_S, now_s)):
             return []
         taken, self._taken = self._taken, 0
         old_ms = (time.time() - OLD_S) * 1000
@@ -312,7 +304,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
                 self._taken_ms[partition] = records[-1].timestamp
                 self._taken += len(records)
             for record in records:
-                ready = self._decode(record)
+                ready = ready_task(record, self._type)
                 attempt_id = None if ready is None else ready.fence.attempt_id
                 read.append((partition, record.offset, attempt_id))
                 # A rebalance repeats records, and after a crash a record may be there twice.
@@ -324,23 +316,3 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is un
         for partition, offset, attempt_id in read:
             self._offsets.add(partition, offset, attempt_id)
         return list(tasks.values()), oldest_ms
-
-    def _decode(self, record: Any) -> ReadyTask | None:
-        """The task of a record; None for a mark and for an invalid record."""
-        if record.value == MARK:
-            return None
-        try:
-            return ReadyTask.decode(record.value or b"", self._type)
-        except InvalidRecord as invalid:
-            # Only task-sync writes here: a foreign record has no task.
-            log.error(  # noqa: TRY400 (the error is a field)
-                "Skipped an invalid record of a ready topic",
-                extra={
-                    "event": "ready_record_skipped",
-                    "topic": record.topic,
-                    "partition": record.partition,
-                    "offset": record.offset,
-                    "error": str(invalid),
-                },
-            )
-            return None

@@ -7,17 +7,17 @@ When in doubt a record counts as unsettled: it is read again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from contextlib import suppress
 
 from aiokafka import TopicPartition
 
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import COMMIT_EVERY_S, COMMIT_RECORDS
-from penstock.core.offset_tracker import PartitionOffsets
+from penstock.core.offset_tracker import CommittableOffsets, PartitionOffsets
 
 
-class ReadOffsets:
+class ReadOffsets(CommittableOffsets):
     """The offsets of the partitions that a consumer has now.
 
     Args:
@@ -25,9 +25,8 @@ class ReadOffsets:
     """
 
     def __init__(self, unclaimed: Container[AttemptId]) -> None:
+        super().__init__()
         self._unclaimed = unclaimed
-        self._partitions: dict[TopicPartition, PartitionOffsets] = {}
-        self._committed: dict[TopicPartition, int] = {}
         # The records of attempts that are not settled. A record may be read twice.
         self._records: dict[AttemptId, list[tuple[TopicPartition, int]]] = {}
         self._added = asyncio.Event()
@@ -69,17 +68,11 @@ class ReadOffsets:
         for attempt_id in [one for one in self._records if one not in self._unclaimed]:
             for partition, offset in self._records.pop(attempt_id):
                 self._partitions[partition].settle(offset)
-        return {
-            partition: offsets.frontier
-            for partition, offsets in self._partitions.items()
-            if offsets.frontier > self._committed[partition]
-        }
+        return super().committable()
 
-    def committed(self, offsets: dict[TopicPartition, int]) -> None:
+    def committed(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Stores offsets that Kafka has; those of partitions that were cleared change nothing."""
-        for partition, offset in offsets.items():
-            if partition in self._committed:
-                self._committed[partition] = max(offset, self._committed[partition])
+        super().committed(offsets)
         self._count = 0
         self._many.clear()
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.revocation import Revocation
 from penstock.core.position import Position
-from penstock.errors import InvalidRecord, KafkaUnavailable, SessionLost
+from penstock.errors import InvalidRecord
 from penstock.kafka.client import positions
 from penstock.kafka.client.connection import make_consumer, running, translated
-from penstock.kafka.client.fetch_guard import FetchGuard
+from penstock.kafka.client.consumer import Consumer
 from penstock.kafka.topology.topics import REVOKED
 from penstock.settings import Kafka
 
@@ -36,20 +36,15 @@ async def listen(settings: Kafka, revoked: Callable[[Revocation], None]) -> None
         nonlocal position
         async with running(make_consumer(settings, None)) as consumer:
             position = await _start(consumer, partition, position)
-            guard = FetchGuard(consumer)
             consumer.assign([partition])
-            guard.start({partition: position})
+            consumer.guard.start({partition: position})
             consumer.seek(partition, position.offset)
             while True:
                 with translated():
                     fetched = await consumer.getmany(timeout_ms=FETCH_MS)
-                try:
-                    guard.ensure()
-                except SessionLost as error:
-                    # Another consumer starts where the position fits the log.
-                    raise KafkaUnavailable(str(error)) from error
+                consumer.guard.ensure()
                 for record in fetched.get(partition, ()):
-                    position = guard.position(partition, record.offset + 1)
+                    position = consumer.guard.position(partition, record.offset + 1)
                     _pass_on(record, revoked)
 
     await retry_until_available(
@@ -57,9 +52,7 @@ async def listen(settings: Kafka, revoked: Callable[[Revocation], None]) -> None
     )
 
 
-async def _start(
-    consumer: AIOKafkaConsumer, partition: TopicPartition, position: Position | None
-) -> Position:
+async def _start(consumer: Consumer, partition: TopicPartition, position: Position | None) -> Position:
     """The end of the log at first, and then the checked position."""
     starts = await positions.check(consumer, {partition: position})
     start = starts[partition]

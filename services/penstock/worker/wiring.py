@@ -76,7 +76,7 @@ async def run_attempts(
             slots,
             lambda attempt_id: platform.call_soon(client.announce, attempt_id),
             lambda attempt_id: platform.call_soon(client.ended, attempt_id),
-            lambda holds: platform.call_soon(client.hold, holds),
+            lambda blocked: platform.call_soon(client.block, blocked),
             registered.concurrency,
             counts,
         )

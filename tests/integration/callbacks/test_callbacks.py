@@ -73,15 +73,6 @@ async def test_retry_after_is_a_floor(platform: Bench, target: Target) -> None:
     assert second.at_s - first.at_s >= 1.95
 
 
-async def test_retry_after_has_a_ceiling(platform: Bench, target: Target) -> None:
-    """C6: the operator's ceiling limits a Retry-After of ten years."""
-    target.answer = answering(503, 200, **{"Retry-After": "315360000"})
-    async with platform.service(callback_retry_after_max_s=0.5):
-        await platform.enqueue(make_callback(f"{target.url}/hook"))
-        await wait_until(platform.all_delivered)
-    assert len(target.calls) == 2
-
-
 async def dead_record(platform: Bench) -> dict[str, object]:
     (record,) = await platform.records(CALLBACKS_DEAD.name, 1)
     conform(record, "callback-dead")

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.support.callback_targets import LOOPBACK, SECRET, make_callback
+from tests.support.callback_targets import LOOPBACK, SECRET, keys_of, make_callback
 from tests.support.waiting import wait_until
 
 from penstock.callbacks.caller import EXCERPT_BYTES, EXCERPT_TIMEOUT_S, Caller, CallResult, open_caller
@@ -130,7 +130,7 @@ async def running_caller(timeout_s: float = DEADLINE_S) -> AsyncIterator[Caller]
     settings = CallbacksSettings.load(
         {}, callback_secrets=(SECRET,), callback_allow=LOOPBACK, callback_timeout_s=timeout_s
     )
-    async with open_caller(settings) as caller:
+    async with open_caller(settings, keys_of) as caller:
         yield caller
 
 

@@ -34,10 +34,8 @@ FAST = {
     "callback_timeout_s": 1.0,
     "callback_horizon_s": 4.0,
     "callback_abnormal_count": 3,
-    "callback_abnormal_ceiling": 6,
     "callback_calm_s": 0.5,
     "callback_probe_s": 0.3,
-    "callback_probe_most_s": 0.6,
     "callback_drain_rate": 50.0,
     "callback_suspicion_share": 0.0,
     "callback_schedule_s": ("0.3",) * 50,
@@ -103,7 +101,7 @@ async def _held(platform: Bench, count: int) -> bool:
 
 
 async def test_unresponsive_targets_do_not_keep_records_of_each_other(
-    platform: Bench, target: Target
+    platform: Bench, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C5, O2a: no record waits for calls of unresponsive targets.
 
@@ -118,13 +116,12 @@ async def test_unresponsive_targets_do_not_keep_records_of_each_other(
         **FAST,
         "callback_diverted_slots": 1,
         "callback_slow_slots": 1,
-        "callback_slow_target_slots": 1,
         "callback_timeout_s": 3.0,
         "callback_horizon_s": 6.0,
-        "callback_patience_s": 1.0,
-        "callback_postpone_s": 2.0,
         "stall_timeout_s": 12.0,
     }
+    monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 1.0)
+    monkeypatch.setattr("penstock.callbacks.router.POSTPONE_S", 2.0)
     async with platform.service(**settings):
         # Each call takes 3 s, so fourteen calls take longer than the stall timeout.
         await wait_until(lambda: len(target.calls) >= 14)
@@ -132,18 +129,19 @@ async def test_unresponsive_targets_do_not_keep_records_of_each_other(
         await wait_until(platform.all_delivered)
 
 
-async def test_an_abnormal_target_is_probed_without_new_callbacks(platform: Bench, target: Target) -> None:
+async def test_an_abnormal_target_is_probed_without_new_callbacks(
+    platform: Bench, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C4a: as long as a target is abnormal, its held callbacks are tried one by one, at a low rate.
-    That needs no new callback, and goes on in the next process. Calls last longer than the
-    patience, and the slow pool has no free slot."""
+    That needs no new callback, and goes on in the next process. Calls last longer than
+    callbacks wait, and the slow pool has no free slot."""
+    monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 0.5)
     target.answer = BlockingAnswer()
     # No retry within the test: each further call is a probe, by another callback.
     settings = {
         **FAST,
         "callback_schedule_s": ("600",) * 3,
-        "callback_patience_s": 0.5,
         "callback_slow_slots": 1,
-        "callback_slow_target_slots": 1,
     }
     callbacks = make_callbacks(target, "/blocked", 40)
     url = callbacks[0].target.url
@@ -161,9 +159,8 @@ async def test_an_abnormal_target_is_probed_without_new_callbacks(platform: Benc
         await wait_until(lambda: len(target.calls) >= stopped + probes)
         assert await has_state(platform, url, "abnormal")
     found = [call.at_s for call in target.calls[stopped + 1 : stopped + probes]]
-    # Half of the longest interval between two probes, since a busy machine delays calls.
-    longest_s = FAST["callback_probe_most_s"]
-    assert found[-1] - found[0] >= (len(found) - 1) * longest_s / 2  # type: ignore[operator]
+    # Half of the second interval between two probes, since a busy machine delays calls.
+    assert found[-1] - found[0] >= (len(found) - 1) * FAST["callback_probe_s"]  # type: ignore[operator]
     assert len(set(target.ids())) == len(target.calls)
 
 
@@ -308,9 +305,7 @@ async def test_a_stop_leaves_prerecorded_attempts_of_a_slow_target(platform: Ben
     target.answer = blocking = BlockingAnswer()
     blocking.unblocked.set()
     quick, late = make_callbacks(target, "/blocked", 40), make_callbacks(target, "/blocked", 40, 100)
-    async with platform.service(
-        **{**FAST, "callback_abnormal_count": 1000, "callback_abnormal_ceiling": 1000}
-    ):
+    async with platform.service(**{**FAST, "callback_abnormal_count": 1000}):
         await platform.enqueue(*quick)
         await wait_until(platform.all_delivered)
         blocking.unblocked.clear()
@@ -335,7 +330,7 @@ async def test_a_slow_call_is_not_cancelled(platform: Bench, target: Target) -> 
 
     target.answer = answer
     callbacks = make_callbacks(target, "/slow", 12)
-    settings = {**FAST, "callback_abnormal_count": 100, "callback_abnormal_ceiling": 100}
+    settings = {**FAST, "callback_abnormal_count": 100}
     async with platform.service(**settings, callback_slots=4, callback_target_slots=4):
         await platform.enqueue(*callbacks)
         await wait_until(platform.all_delivered)
@@ -373,7 +368,6 @@ async def test_the_health_of_a_target_survives_a_kill_and_a_restart(
     settings = {name: str(value) for name, value in FAST.items() if not isinstance(value, tuple)} | {
         "callback_calm_s": "600",
         "callback_abnormal_count": "8",
-        "callback_abnormal_ceiling": "12",
         "callback_schedule_s": "600",
         "callback_target_slots": "5",
         "callback_decay_s": "0",
@@ -390,7 +384,7 @@ async def test_the_health_of_a_target_survives_a_kill_and_a_restart(
         await wait_until(lambda: has_state(platform, url, "abnormal"))
         assert await _has_count(platform, url, 8)
     calls = len(target.calls)
-    settings |= {"callback_probe_s": "500", "callback_probe_most_s": "600"}
+    settings |= {"callback_probe_s": "500"}
     async with platform.process(tmp_path, **settings):
         await platform.enqueue(*make_callbacks(target, "/blocked", 4, 20))
         await wait_until(lambda: _held(platform, 3))

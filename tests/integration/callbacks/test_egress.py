@@ -18,7 +18,7 @@ from typing import Any, cast
 import orjson
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
-from tests.support.callback_targets import LOOPBACK, SECRET, bench, make_callback
+from tests.support.callback_targets import LOOPBACK, SECRET, bench, keys_of, make_callback
 from tests.support.waiting import wait_until
 
 from penstock.callbacks import egress
@@ -69,7 +69,7 @@ async def listening(*hosts: str, port: int = 0) -> AsyncIterator[Listener]:
 @asynccontextmanager
 async def running_caller(*allowed: str, **options: Any) -> AsyncIterator[Caller]:
     settings = CallbacksSettings.load({}, callback_secrets=(SECRET,), callback_allow=allowed, **options)
-    async with open_caller(settings) as caller:
+    async with open_caller(settings, keys_of) as caller:
         yield caller
 
 

@@ -21,7 +21,6 @@ SETTINGS = {
     "callback_slots": 60,
     "callback_host_slots": 30,
     "callback_abnormal_count": 10,
-    "callback_abnormal_ceiling": 12,
     "callback_drain_rate": 500.0,
 }
 

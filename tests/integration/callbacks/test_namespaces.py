@@ -21,10 +21,8 @@ FAST = {
     "callback_timeout_s": 2.0,
     "callback_horizon_s": 8.0,
     "callback_abnormal_count": 3,
-    "callback_abnormal_ceiling": 6,
     "callback_calm_s": 0.5,
     "callback_probe_s": 0.3,
-    "callback_probe_most_s": 0.6,
     "callback_drain_rate": 50.0,
     "callback_schedule_s": ("0.3",) * 50,
 }

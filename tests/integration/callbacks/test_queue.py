@@ -24,7 +24,9 @@ CREATE TRIGGER count_update AFTER UPDATE ON callback FOR EACH ROW EXECUTE FUNCTI
 """
 
 
-async def test_a_slow_target_costs_three_updates_a_delivery(platform: Bench, target: Target) -> None:
+async def test_a_slow_target_costs_three_updates_a_delivery(
+    platform: Bench, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C5: callbacks that cannot be called soon are held, and return at the pace of the target.
 
     They are called nearly in the order in which they were created.
@@ -38,8 +40,10 @@ async def test_a_slow_target_costs_three_updates_a_delivery(platform: Bench, tar
     callbacks = make_callbacks(target, "/slow", 400)
     await platform.connection.execute(COUNT)
     # In a second the target answers 40 calls; it was owed the others for several seconds.
-    settings = {**PATIENT, "callback_target_slots": 4, "callback_patience_s": 1.0}
-    async with platform.service(**settings, callback_postpone_s=1.0):
+    monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 1.0)
+    monkeypatch.setattr("penstock.callbacks.router.POSTPONE_S", 1.0)
+    settings = {**PATIENT, "callback_target_slots": 4}
+    async with platform.service(**settings):
         await platform.enqueue(*callbacks)
         await wait_until(lambda: len(target.calls) > 40)
         states = await platform.states()
@@ -56,7 +60,9 @@ async def test_a_slow_target_costs_three_updates_a_delivery(platform: Bench, tar
     assert sum(displaced) <= 80 * len(callbacks), numbers
 
 
-async def test_held_callbacks_of_a_slow_target_survive_a_restart(platform: Bench, target: Target) -> None:
+async def test_held_callbacks_of_a_slow_target_survive_a_restart(
+    platform: Bench, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C1, C5: the next process finds what waits for a target, and calls each once."""
 
     async def answer(_request: web.Request) -> web.Response:
@@ -64,8 +70,9 @@ async def test_held_callbacks_of_a_slow_target_survive_a_restart(platform: Bench
         return web.Response()
 
     target.answer = answer
+    monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 0.5)
     callbacks = make_callbacks(target, "/slow", 200)
-    settings = {**PATIENT, "callback_target_slots": 4, "callback_patience_s": 0.5}
+    settings = {**PATIENT, "callback_target_slots": 4}
     async with platform.service(**settings):
         await platform.enqueue(*callbacks)
         await wait_until(lambda: len(target.calls) > 40)
@@ -95,8 +102,9 @@ async def test_a_stop_waits_for_claims_of_held_callbacks(
 
     monkeypatch.setattr(Ledger, "claim", claim_slowly)
     target.answer = answer
+    monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 0.5)
     # One at a time: no other call is under way during a claim.
-    settings = {**PATIENT, "callback_target_slots": 1, "callback_patience_s": 0.5}
+    settings = {**PATIENT, "callback_target_slots": 1}
     async with platform.service(**settings):
         await platform.enqueue(*make_callbacks(target, "/slow", 100))
         await stop.wait()

@@ -7,11 +7,9 @@ from datetime import UTC, datetime
 import pytest
 from tests.support.services import producing, write
 from tests.support.topics import use_writers_stamps
-from tests.support.waiting import wait_until
 
 from penstock.checks import queued
 from penstock.checks.app import Rule, check
-from penstock.checks.unstamped import Unstamped
 from penstock.contracts.context import Context
 from penstock.contracts.event import Callback, Event
 from penstock.contracts.heartbeat import Heartbeat, Kind
@@ -76,12 +74,7 @@ async def write_long_ago(settings, topic, value):
         await producer.send_and_wait(
             full_name(settings, topic), value, partition=0, timestamp_ms=int((time.time() - 120) * 1000)
         )
-    await topic_plan.create(settings)
-
-    async def stamped():
-        return not await Unstamped(settings, 1).find()
-
-    await wait_until(stamped, what="the brokers know that they stamp the records")
+    await topic_plan.apply(settings, await topic_plan.plan(settings))
 
 
 def record(task_id, attempt=0):

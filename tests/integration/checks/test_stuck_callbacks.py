@@ -80,8 +80,9 @@ async def test_a_callback_whose_records_are_rejected_is_stuck(platform, target):
     assert target.ids() == [delivered.id]
 
 
-async def test_a_callback_that_waits_for_a_slot_is_not_stuck(platform, target):
+async def test_a_callback_that_waits_for_a_slot_is_not_stuck(platform, target, monkeypatch):
     """The last of its many records is not committed, because the callback waits for a slot."""
+    monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 100.0)
     unblocked = asyncio.Event()
 
     async def answer(_request):
@@ -96,7 +97,6 @@ async def test_a_callback_that_waits_for_a_slot_is_not_stuck(platform, target):
         "callback_timeout_s": 60.0,
         "callback_horizon_s": 120.0,
         "callback_slow_s": 60.0,
-        "callback_patience_s": 100.0,
         "stall_timeout_s": 300.0,
     }
     async with platform.service(**settings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -10,26 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from tests.support.gateways import running_gateway
+from tests.support.invoking import invoker
 
-from penstock.cli.main import cli
 from penstock.core.webhook_secrets import encode
-from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import EVENTS, REVOKED
-from penstock.settings import Kafka
 
 URL = "https://shop.example/hooks"
 KEY = base64.b64encode(b"k" * 32).decode()
 
 
-async def penstock(*arguments: str, **more: Any) -> Result:
-    """Runs the command line in a thread, because this process's event loop serves the gateway."""
-    return await asyncio.to_thread(CliRunner().invoke, cli, ["targets", "secrets", *arguments], **more)
+penstock = invoker("targets", "secrets")
 
 
 async def test_secrets_are_created_rotated_and_revoked(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C7, O8: the secret alone is on standard output, once; what concerns it is on standard error.
 
@@ -39,14 +32,7 @@ async def test_secrets_are_created_rotated_and_revoked(
     for name in list(os.environ):
         if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
             monkeypatch.delenv(name)
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [EVENTS, REVOKED])
-    async with running_gateway(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path / 'objects'}",
-        encryption_keys=(KEY,),
-    ) as gateway:
+    async with running_gateway(**where, encryption_keys=(KEY,)) as gateway:
         monkeypatch.setenv("PENSTOCK_GATEWAY", gateway.url)
         assert "PENSTOCK_CALLBACK_SECRETS" in (await penstock("list")).stdout
         created = await penstock("create", URL)

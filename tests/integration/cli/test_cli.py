@@ -5,34 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
 from tests.support.gateways import running_gateway
-from tests.support.waiting import in_time, wait_until
+from tests.support.invoking import Invoke, documents, invoker
+from tests.support.waiting import wait_until
 
 from penstock.cli import confirmation
-from penstock.cli.main import cli
 from penstock.client import Client, TaskFilter
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
 from penstock.settings import Kafka
-
-Invoke = Callable[..., Awaitable[Result]]
 
 
 @pytest.fixture
 async def penstock(
     kafka_servers: str, prefix: str, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Invoke]:
-    """Runs the command line in a thread, because this process's event loop serves the gateway."""
+    """Runs the command line beside a gateway, with the type `media`."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
         if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
@@ -47,16 +40,9 @@ async def penstock(
         monkeypatch.setenv("PENSTOCK_POSTGRES", database)
         monkeypatch.setenv("PENSTOCK_PREFIX", prefix)
 
-        async def invoke(*arguments: str, **more: Any) -> Result:
-            return await asyncio.to_thread(CliRunner().invoke, cli, list(arguments), **more)
-
+        invoke = invoker()
         assert (await invoke("types", "add", "media", "--first-stage", "probe")).exit_code == 0
         yield invoke
-
-
-def documents(outcome: Result) -> list[Any]:
-    assert outcome.exit_code in (0, 1), outcome.stderr
-    return [json.loads(line) for line in outcome.stdout.splitlines()]
 
 
 async def set_state(database: str, state: str, *ids: int) -> None:
@@ -289,51 +275,6 @@ async def test_a_running_local_deployment_is_found(penstock: Invoke, monkeypatch
     monkeypatch.delenv("PENSTOCK_GATEWAY")
     monkeypatch.setattr("penstock.cli.deployment.local_environment", lambda **_: {"PENSTOCK_GATEWAY": url})
     assert (await penstock("types")).exit_code == 0
-
-
-async def test_the_gateway_runs_as_a_process(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path
-) -> None:
-    """O1, O8: `python -m penstock run gateway` serves scripts until SIGTERM, and ends with status
-    0."""
-    ready_file = tmp_path / "ready"
-    environment = {
-        **os.environ,
-        "PENSTOCK_KAFKA": kafka_servers,
-        "PENSTOCK_PREFIX": prefix,
-        "PENSTOCK_POSTGRES": database,
-        "PENSTOCK_OBJECTS": f"file://{tmp_path}",
-        "PENSTOCK_GATEWAY_PORT": "0",
-        "PENSTOCK_READY_FILE": str(ready_file),
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock", "run", "gateway"), env=environment, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    try:
-        log = b""
-        async with asyncio.timeout(120):
-            while b"gateway_listening" not in log:
-                log = await process.stderr.readline()
-        url = log.decode().partition(" url=")[2].strip()
-        await wait_until(ready_file.exists)
-        async with Client(url) as client:
-            await client.register_type("media")
-        script = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "penstock", "submit", "media", "--json"),
-            env={**environment, "PENSTOCK_GATEWAY": url},
-            stdout=subprocess.PIPE,
-        )
-        out, _ = await in_time(script.communicate())
-        assert json.loads(out)["created"] is True
-        assert script.returncode == 0
-        process.send_signal(signal.SIGTERM)
-        rest = (await in_time(process.communicate()))[1]
-        assert process.returncode == 0, rest.decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def test_a_change_by_filter_is_confirmed(penstock: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

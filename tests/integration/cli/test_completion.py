@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.integration.cli.test_cli import Invoke, penstock
+from tests.integration.cli.test_cli import penstock
+from tests.support.invoking import Invoke
 
 from penstock.cli import names
 from penstock.cli.main import cli

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
-from tests.support.gateways import running_gateway
-from tests.support.services import make_topics
+from tests.support.gateways import Caller
+from tests.support.invoking import Invoke, documents, invoker
 
-from penstock.cli.main import cli
 from penstock.client import Client, FlowDraft, SubmissionsRefused
 from penstock.errors import Conflict, InvalidRecord, NotFound
 from penstock.flows import Flow
-from penstock.postgres.connection import open_pool
 
-Invoke = Callable[..., Awaitable[Result]]
+TASK_TYPES = ()
 
 NIGHTLY = """\
 flow: nightly
@@ -38,37 +32,15 @@ nodes:
 
 
 @pytest.fixture
-async def url(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[str]:
-    await make_topics(kafka_servers, prefix)
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
-    ) as gateway:
-        async with Client(gateway.url) as client:
-            await client.register_type("media")
-        yield gateway.url
+def url(gateway: Caller) -> str:
+    return gateway.url
 
 
 @pytest.fixture
 def flows(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """Runs the command line in a thread, because this process's event loop serves the gateway."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_GATEWAY", url)
-
-    async def invoke(*arguments: str, **more: Any) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, cli, ["flows", *arguments], **more)
-
-    return invoke
-
-
-@pytest.fixture
-async def pool(database: str) -> AsyncIterator[asyncpg.Pool]:
-    async with open_pool(database, "test") as pool:
-        yield pool
-
-
-def documents(outcome: Result) -> list[Any]:
-    assert outcome.exit_code == 0, outcome.stderr
-    return [json.loads(line) for line in outcome.stdout.splitlines()]
+    return invoker("flows")
 
 
 async def test_files_are_uploaded_and_flows_started(

@@ -6,9 +6,10 @@ import asyncio
 import json
 
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.integration.flow_owner.support import Owner, definition, task
-from tests.support.services import make_topics, running_service
+from tests.support.invoking import documents
+from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
 from penstock.client import Client
@@ -38,12 +39,9 @@ OUTER = definition(
 
 
 @pytest.fixture
-async def owner(penstock, kafka_servers, prefix, database, tmp_path):
+async def owner(where, penstock, database):
     """Rows of tests, beside the service that advances flows."""
-    settings = FlowsSettings(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
-    )
-    await make_topics(kafka_servers, prefix)
+    settings = FlowsSettings(**where)
     async with open_pool(database, "test") as pool, running_service(create_app(settings)):
         await types.register(pool, types.TaskType(name="a", partitions=1))
         owner = Owner(pool)

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
 import pytest
-from click.testing import CliRunner, Result
-from tests.support.gateways import running_gateway
-from tests.support.services import make_topics
+from tests.support.gateways import Caller
+from tests.support.invoking import Invoke, documents, invoker
 from tests.support.waiting import wait_until
 
-from penstock.cli.main import cli
 from penstock.client import Client, FlowFilter
 from penstock.flow_owner.schedule_loop import ScheduleLoop
 from penstock.objects import ObjectStore
-from penstock.postgres.connection import open_pool
 from penstock.settings import Platform
 
-Invoke = Callable[..., Awaitable[Result]]
+TASK_TYPES = ()
 
 NIGHTLY = {
     "flow": "nightly",
@@ -33,43 +30,27 @@ NIGHTLY = {
 
 
 @pytest.fixture
-async def url(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[str]:
-    await make_topics(kafka_servers, prefix)
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
-    ) as gateway:
-        async with Client(gateway.url) as client:
-            await client.register_type("media")
-            await client.put_flow_definition(NIGHTLY)
-        yield gateway.url
+async def url(gateway: Caller) -> str:
+    async with Client(gateway.url) as client:
+        await client.put_flow_definition(NIGHTLY)
+    return gateway.url
 
 
 @pytest.fixture
 def schedules(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
-    """Runs the command line in a thread, because this process's event loop serves the gateway."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_GATEWAY", url)
-
-    async def invoke(*arguments: str) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, cli, ["schedules", *arguments])
-
-    return invoke
+    return invoker("schedules")
 
 
 @pytest.fixture
-async def pool(database: str, tmp_path: Path) -> AsyncIterator[asyncpg.Pool]:
+async def pool(pool: asyncpg.Pool, database: str, tmp_path: Path) -> AsyncIterator[asyncpg.Pool]:
     """A pool beside a running loop."""
-    async with open_pool(database, "test") as pool:
-        loop = ScheduleLoop(Platform(postgres=database), pool, ObjectStore((tmp_path / "objects").as_uri()))
-        running = asyncio.create_task(loop.run())
-        yield pool
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-def documents(result: Result) -> list:
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
+    loop = ScheduleLoop(Platform(postgres=database), pool, ObjectStore((tmp_path / "objects").as_uri()))
+    running = asyncio.create_task(loop.run())
+    yield pool
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def end_flows(pool: asyncpg.Pool, status: str, number: int) -> None:

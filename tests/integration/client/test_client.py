@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
@@ -32,18 +32,11 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.http.problems import Faults
-from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import EVENTS, REVOKED
-from penstock.settings import Kafka
 
 
 @pytest.fixture
-async def url(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[str]:
-    # The gateway publishes to these topics; a missing topic delays its stop.
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [EVENTS, REVOKED])
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as gateway:
+async def url(where: dict[str, Any]) -> AsyncIterator[str]:
+    async with running_gateway(**where) as gateway:
         async with Client(gateway.url) as client:
             await client.register_type("media", first_stage="probe")
         yield gateway.url

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import orjson
 from tests.support.random_flows import definition
+from tests.support.services import running_service
 
 from penstock.contracts.context import Context
+from penstock.flow_owner.app import create_app
 from penstock.flow_owner.batch import Batch
 from penstock.flow_owner.contents import Contents
 from penstock.flow_owner.definitions import Definitions
@@ -16,8 +19,27 @@ from penstock.objects import ObjectStore
 from penstock.postgres.connection import translated
 from penstock.postgres.flow_starts import FlowStart, match_events, match_runs, start
 from penstock.postgres.queries import query
+from penstock.stages import app as stages
+from penstock.stages.settings import StagesSettings
+from penstock.task_sync import app as task_sync
+from penstock.task_sync.settings import TaskSyncSettings
 
 SHARDS = list(range(64))
+
+
+@asynccontextmanager
+async def running_with(settings, worker):
+    """Runs the service, those of tasks, and a worker."""
+    where = {"kafka": settings.kafka, "prefix": settings.prefix, "postgres": settings.postgres}
+    async with AsyncExitStack() as stack:
+        for service in (
+            create_app(settings),
+            task_sync.create_app(TaskSyncSettings(**where, objects=settings.objects)),
+            stages.create_app(StagesSettings(**where)),
+            worker.serve,
+        ):
+            await stack.enter_async_context(running_service(service))
+        yield
 
 
 class Owner:

@@ -8,7 +8,7 @@ import base64
 import orjson
 import pytest
 from click.testing import CliRunner
-from tests.support.services import make_topics, producing, read, running_service, write
+from tests.support.services import producing, read, running_service, write
 from tests.support.state_faults import delete_records, recreate_topic
 from tests.support.waiting import wait_until
 
@@ -25,12 +25,8 @@ JUNK = [b"", b"null", b"7", b"[]", b"{}", b'"\\ud800"', b"\xff\xfe", b"[" * 1_50
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database, tmp_path):
-    await make_topics(kafka_servers, prefix)
-    (tmp_path / "objects").mkdir()
-    return FlowsSettings(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}/objects"
-    )
+def settings(where):
+    return FlowsSettings(**where)
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import orjson
 import pytest
-from tests.integration.flow_owner.support import Owner, definition, task
-from tests.support.services import make_topics, running_service
+from tests.integration.flow_owner.support import Owner, definition, running_with, task
+from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -16,24 +14,12 @@ from penstock.flow_owner import contents
 from penstock.flow_owner.app import create_app
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.postgres import tasks, types
-from penstock.stages import app as stages
-from penstock.stages.settings import StagesSettings
-from penstock.task_sync import app as task_sync
-from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker import Child, Done, Fail, Spawn, Worker, WorkerSettings
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database, tmp_path):
-    await make_topics(kafka_servers, prefix)
-    return FlowsSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}/objects",
-        flow_own_retry_s=0.2,
-        flow_sweep_s=1.0,
-    )
+def settings(where):
+    return FlowsSettings(**where, flow_own_retry_s=0.2, flow_sweep_s=1.0)
 
 
 @pytest.fixture
@@ -171,8 +157,7 @@ async def test_an_object_is_fetched_beside_a_family_that_cannot_be_advanced(stor
 
 async def test_results_of_children_survive_an_unreachable_k(store, settings):
     """F6: the stage gets the results of the children that succeeded, also when `k` was missed."""
-    where = {"kafka": settings.kafka, "prefix": settings.prefix}
-    worker = Worker(WorkerSettings(**where, objects=settings.objects))
+    worker = Worker(WorkerSettings(kafka=settings.kafka, prefix=settings.prefix, objects=settings.objects))
 
     @worker.stage("a.start")
     async def start(given):
@@ -186,16 +171,7 @@ async def test_results_of_children_survive_an_unreachable_k(store, settings):
     async def child(given):
         return Fail("odd", permanent=True) if given.context in (2, 3) else Done(given.context)
 
-    async with contextlib.AsyncExitStack() as stack:
-        for service in (
-            create_app(settings),
-            task_sync.create_app(
-                TaskSyncSettings(**where, postgres=settings.postgres, objects=settings.objects)
-            ),
-            stages.create_app(StagesSettings(**where, postgres=settings.postgres)),
-            worker.serve,
-        ):
-            await stack.enter_async_context(running_service(service))
+    async with running_with(settings, worker):
         for name in "ab":
             await types.register(store.pool, types.TaskType(name=name, partitions=1))
         [made] = await tasks.submit(

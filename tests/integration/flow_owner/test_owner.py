@@ -9,8 +9,8 @@ from pathlib import Path
 import asyncpg
 import orjson
 import pytest
-from tests.integration.flow_owner.support import Owner, definition, task
-from tests.support.services import make_topics, read, running_service
+from tests.integration.flow_owner.support import Owner, definition, running_with, task
+from tests.support.services import read, running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -23,29 +23,12 @@ from penstock.objects import ObjectStore
 from penstock.postgres import advance, release, tasks, types
 from penstock.postgres.flow_starts import match_events
 from penstock.postgres.session import open_session
-from penstock.stages import app as stages
-from penstock.stages.settings import StagesSettings
-from penstock.task_sync import app as task_sync
-from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker import Child, Done, Fail, Spawn, Wait, Worker, WorkerSettings
 
 
 @pytest.fixture
-async def objects(tmp_path):
-    return f"file://{tmp_path}/objects"
-
-
-@pytest.fixture
-async def settings(kafka_servers, prefix, database, objects):
-    await make_topics(kafka_servers, prefix)
-    return FlowsSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=objects,
-        flow_own_retry_s=0.2,
-        flow_sweep_s=1.0,
-    )
+def settings(where):
+    return FlowsSettings(**where, flow_own_retry_s=0.2, flow_sweep_s=1.0)
 
 
 @pytest.fixture
@@ -66,7 +49,6 @@ async def ended(store, flow_id):
 
 async def test_flows_run_from_their_start_to_their_event(store, settings):
     """F1, F2, F6: real workers, a fan-out over child flows, large contexts, a timer."""
-    where = {"kafka": settings.kafka, "prefix": settings.prefix}
     child = definition(
         "child",
         inputs={"text": {}},
@@ -89,7 +71,7 @@ async def test_flows_run_from_their_start_to_their_event(store, settings):
         output='{"parts": size(nodes.join.output), "same": nodes.join.output == nodes.each.output}',
     )
     await store.define(child, parent)
-    worker = Worker(WorkerSettings(**where, objects=settings.objects))
+    worker = Worker(WorkerSettings(kafka=settings.kafka, prefix=settings.prefix, objects=settings.objects))
 
     @worker.stage("a.start")
     async def shout(given):
@@ -99,16 +81,7 @@ async def test_flows_run_from_their_start_to_their_event(store, settings):
     async def join(given):
         return Done(given.context)
 
-    async with contextlib.AsyncExitStack() as stack:
-        for service in (
-            create_app(settings),
-            task_sync.create_app(
-                TaskSyncSettings(**where, postgres=settings.postgres, objects=settings.objects)
-            ),
-            stages.create_app(StagesSettings(**where, postgres=settings.postgres)),
-            worker.serve,
-        ):
-            await stack.enter_async_context(running_service(service))
+    async with running_with(settings, worker):
         # Each text is above the inline limit, and the list of their results is an object, too.
         texts = [f"{number}" + "x" * 5_000 for number in range(3)]
         flow_id = await store.start(parent, {"texts": [text[:1] for text in texts]}, {"child": 1})
@@ -299,8 +272,9 @@ async def _length(found, length):
 
 async def test_a_stage_spawns_children_and_waits_for_an_event(store, settings):
     """F6: a waiting task holds nothing; the end of its children, or an event, wakes it once."""
-    where = {"kafka": settings.kafka, "prefix": settings.prefix}
-    worker = Worker(WorkerSettings(**where, objects=settings.objects, pool=1))
+    worker = Worker(
+        WorkerSettings(kafka=settings.kafka, prefix=settings.prefix, objects=settings.objects, pool=1)
+    )
     seen = []
 
     @worker.stage("a.start")
@@ -332,16 +306,7 @@ async def test_a_stage_spawns_children_and_waits_for_an_event(store, settings):
     async def child(given):
         return Fail("odd", permanent=True) if given.context["n"] == 3 else Done(given.context["n"])
 
-    async with contextlib.AsyncExitStack() as stack:
-        for service in (
-            create_app(settings),
-            task_sync.create_app(
-                TaskSyncSettings(**where, postgres=settings.postgres, objects=settings.objects)
-            ),
-            stages.create_app(StagesSettings(**where, postgres=settings.postgres)),
-            worker.serve,
-        ):
-            await stack.enter_async_context(running_service(service))
+    async with running_with(settings, worker):
         [task_id] = await submit_tasks(store.pool, "a")
 
         async def waits():

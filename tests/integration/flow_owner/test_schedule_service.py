@@ -8,7 +8,7 @@ from datetime import timedelta
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition
-from tests.support.services import make_topics, running_service
+from tests.support.services import running_service
 from tests.support.waiting import in_time, wait_until
 
 from penstock.core.schedule_policy import CatchUp, Overlap, Rules
@@ -20,21 +20,11 @@ from penstock.postgres import backfills, schedules
 from penstock.postgres.schedule_rows import Settings
 
 
-async def test_queued_ticks_and_flows_that_wait_for_a_tick_end(
-    pool, kafka_servers, prefix, database, tmp_path
-):
+async def test_queued_ticks_and_flows_that_wait_for_a_tick_end(where, pool):
     """F4: three missed ticks of two schedules, one after the other; each flow of the second waits
     for that of the first with its tick."""
-    await make_topics(kafka_servers, prefix)
-    settings = FlowsSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=(tmp_path / "objects").as_uri(),
-        flow_own_retry_s=0.2,
-        # The notifications bring all of it, and no sweep.
-        flow_sweep_s=600.0,
-    )
+    # The notifications bring all of it, and no sweep.
+    settings = FlowsSettings(**where, flow_own_retry_s=0.2, flow_sweep_s=600.0)
     first = definition(
         "first",
         inputs={"at": {}},
@@ -75,18 +65,9 @@ async def test_queued_ticks_and_flows_that_wait_for_a_tick_end(
 
 
 @pytest.mark.parametrize("part", ["schedule", "backfill"])
-async def test_a_loop_that_hangs_ends_the_process_and_the_next_one_goes_on(
-    pool, kafka_servers, prefix, database, tmp_path, monkeypatch, part
-):
+async def test_a_loop_that_hangs_ends_the_process_and_the_next_one_goes_on(where, pool, monkeypatch, part):
     """O2a: a schedule, or a backfill, without progress is a stall, and nothing of it is lost."""
-    await make_topics(kafka_servers, prefix)
-    settings = FlowsSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=(tmp_path / "objects").as_uri(),
-        stall_timeout_s=5.0,
-    )
+    settings = FlowsSettings(**where, stall_timeout_s=5.0)
     await Owner(pool).define(definition("first", nodes={"rest": {"kind": "timer", "delay_s": 0.05}}))
     now = await schedules.clock(pool)
     position = now - timedelta(minutes=2) if part == "schedule" else now

@@ -18,25 +18,18 @@ from penstock.client import Client
 from penstock.core.access import Role
 from penstock.gateway import end_listener
 from penstock.http.preferences import LONGEST_WAIT_S
-from penstock.postgres.connection import open_pool
 from penstock.postgres.ends import CHANNEL
+
+TASK_TYPES = ()
 
 HELD = {"Prefer": f"wait={LONGEST_WAIT_S}"}
 
 
 @pytest.fixture
-async def pool(database: str) -> AsyncIterator[Any]:
-    async with open_pool(database, "test") as pool:
-        yield pool
-
-
-@pytest.fixture
-async def gateway(kafka_servers, prefix, database, tmp_path, monkeypatch) -> AsyncIterator[Caller]:
+async def gateway(where, monkeypatch) -> AsyncIterator[Caller]:
     # An announcement that is missed is found only after the longest wait: then the test fails.
     monkeypatch.setattr(end_listener, "RENEW_S", 600.0)
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as caller:
+    async with running_gateway(**where) as caller:
         await caller.post("/types", {"name": "media"})
         yield caller
 
@@ -214,11 +207,9 @@ async def test_a_gateway_without_waiting_requests_listens_no_more(gateway, pool,
     await wait_until(silent)
 
 
-async def test_a_stopping_gateway_answers_waiting_requests(kafka_servers, prefix, database, tmp_path, pool):
+async def test_a_stopping_gateway_answers_waiting_requests(where, pool):
     """O11: requests that wait do not delay the stop; they get the states of that moment."""
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as caller:
+    async with running_gateway(**where) as caller:
         await caller.post("/types", {"name": "media"})
         [task_id] = await insert(pool, 1)
         waiting = asyncio.ensure_future(caller.get(f"/tasks/{task_id}", headers=HELD))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,14 +11,13 @@ import pytest
 import requests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.support.gateways import Caller, running_gateway
+from tests.support.gateways import Caller
 from tests.support.services import read_records
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import ObjectRef
 from penstock.contracts.inbound import decode_results
-from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import PLATFORM, STAGE_RESULTS
+from penstock.kafka.topology.topics import STAGE_RESULTS
 from penstock.settings import Kafka
 
 SETTINGS = settings(
@@ -94,19 +92,14 @@ def post(url: str, path: str, body: bytes) -> requests.Response:
 
 
 @pytest.fixture
-async def kafka(kafka_servers: str, prefix: str) -> Kafka:
-    served = Kafka(kafka=kafka_servers, prefix=prefix)
-    await create_topics(served, PLATFORM)
-    return served
+def kafka(where: dict[str, Any]) -> Kafka:
+    return Kafka(kafka=where["kafka"], prefix=where["prefix"])
 
 
 @pytest.fixture
-async def gateway(kafka: Kafka, database: str, tmp_path: Path) -> Any:
-    given_settings = {"kafka": kafka.kafka, "prefix": kafka.prefix, "postgres": database}
-    async with running_gateway(**given_settings, objects=f"file://{tmp_path}") as caller:
-        await caller.post("/types", {"name": "media"})
-        await wait_until(caller.is_ready)
-        yield caller
+async def gateway(gateway: Caller) -> Caller:
+    await wait_until(gateway.is_ready)
+    return gateway
 
 
 async def count(database: str) -> int:
@@ -162,7 +155,7 @@ async def test_each_result_of_a_request_is_judged_alone(gateway: Caller, kafka: 
         answer = post(gateway.url, "/set_task", body).json()
         refused = [place for place, text in enumerate(entries) if text is not None]
         assert [each["index"] for each in answer["rejected"]] == refused
-        assert answer["accepted"] == len(entries) - len(refused)
+        assert answer["received"] == len(entries) - len(refused)
         for each in answer["rejected"]:
             assert all(error["pointer"].startswith(f"/results/{each['index']}") for error in each["errors"])
 

@@ -8,23 +8,20 @@ from datetime import UTC, datetime
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition, task
-from tests.support.gateways import running_gateway
 
 from penstock.flow_owner.owner import GROUP
 from penstock.gateway import flow_operations
-from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import PLATFORM
 from penstock.objects import ObjectStore
 from penstock.postgres import flow_commands, flow_views, schedule_claims, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.flow_starts import match_events
 from penstock.postgres.flows import SHARDS
 from penstock.postgres.ownership import lock
 from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
-from penstock.settings import Kafka
 from penstock.task_sync.history import History
 from penstock.task_sync.settings import TaskSyncSettings
+
+TASK_TYPES = (types.TaskType(name="a", partitions=1),)
 
 # A map, then a child flow that waits for an event, then a switch with a branch that is not taken.
 PUBLISHING = definition(
@@ -59,22 +56,6 @@ NIGHTLY = definition(
     output="inputs.day",
 )
 TWO = definition("two", on_failure="continue", nodes={"left": task(), "right": task(), "last": task("left")})
-
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as pool:
-        await types.register(pool, types.TaskType(name="a", partitions=1))
-        yield pool
-
-
-@pytest.fixture
-async def gateway(kafka_servers, prefix, database, tmp_path, pool):
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), PLATFORM)
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as caller:
-        yield caller
 
 
 @pytest.fixture

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import orjson
-import pytest
 from tests.support.api_keys import gateway_with_keys, make_key, sent
-from tests.support.gateways import Answer, Caller, running_gateway
+from tests.support.gateways import Answer, Caller
 from tests.support.services import make_topics
 from tests.support.waiting import wait_until
 
 from penstock.core.access import Role
-from penstock.postgres.connection import open_pool
+
+TASK_TYPES = ()
 
 LARGE = "x" * 5_000
 
@@ -31,23 +30,6 @@ def parent(name: str, version: int, **children: int | None) -> dict[str, Any]:
         for child, pinned in children.items()
     }
     return definition(name, version, nodes=nodes)
-
-
-@pytest.fixture
-async def gateway(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[Caller]:
-    await make_topics(kafka_servers, prefix)
-    (tmp_path / "objects").mkdir()
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}/objects"
-    ) as caller:
-        await caller.post("/types", {"name": "media"})
-        yield caller
-
-
-@pytest.fixture
-async def pool(database: str) -> AsyncIterator[asyncpg.Pool]:
-    async with open_pool(database, "test") as pool:
-        yield pool
 
 
 async def upload(gateway: Caller, document: Any, **more: Any) -> Answer:

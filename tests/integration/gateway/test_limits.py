@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.support.gateways import running_gateway
+from tests.support.invoking import documents
 
 from penstock.client import Client
 from penstock.errors import InvalidRecord, NotFound
@@ -13,10 +14,8 @@ __all__ = ["penstock"]  # fixture
 
 
 @pytest.fixture
-async def caller(kafka_servers, prefix, database, tmp_path):
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as caller:
+async def caller(where):
+    async with running_gateway(**where) as caller:
         assert (await caller.post("/types", {"name": "media", "lease_ms": 5000})).status == 201
         yield caller
 

@@ -6,9 +6,7 @@ import asyncio
 from itertools import zip_longest
 
 import asyncpg
-import pytest
 from tests.support.gateways import running_gateway
-from tests.support.services import make_topics
 from tests.support.waiting import in_time
 
 from penstock.client import Client
@@ -17,27 +15,15 @@ from penstock.contracts.submission import Submission
 from penstock.errors import LockConflict, Throttled, ValueRefused
 from penstock.gateway.batcher import CONCURRENT_STATEMENTS, SubmissionBatcher
 from penstock.postgres import tasks, types
-from penstock.postgres.connection import open_pool
+
+TASK_TYPES = tuple(types.TaskType(name=name, paused=True) for name in ("mine", "other"))
 
 
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as opened:
-        for name in ("mine", "other"):
-            await types.register(opened, types.TaskType(name=name, paused=True))
-        yield opened
-
-
-async def test_a_locked_idempotency_key_delays_no_other_submission(
-    kafka_servers, prefix, database, pool, tmp_path
-):
+async def test_a_locked_idempotency_key_delays_no_other_submission(where, pool):
     """O1: only submissions with the key of the changed task are refused, and may be repeated; as
     many of them as there are statements hold up no other one, also of the same statement."""
-    await make_topics(kafka_servers, prefix)
     async with (
-        running_gateway(
-            kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-        ) as gateway,
+        running_gateway(**where) as gateway,
         Client(gateway.url, patience_s=0) as impatient,
         Client(gateway.url) as client,
     ):

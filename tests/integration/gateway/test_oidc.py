@@ -248,18 +248,12 @@ async def test_a_provider_with_another_issuer_name_is_rejected() -> None:
             await tokens.authenticate(issuer.token())
 
 
-async def test_the_gateway_accepts_tokens_and_api_keys(kafka_servers, prefix, database, tmp_path) -> None:
+async def test_the_gateway_accepts_tokens_and_api_keys(where, database) -> None:
     """O5: one header carries API keys and tokens. The gateway checks a token's rights like those of
     a key, and the audit names its subject."""
     async with (
         running_issuer() as issuer,
-        running_gateway(
-            kafka=kafka_servers,
-            prefix=prefix,
-            postgres=database,
-            objects=f"file://{tmp_path}",
-            **settings(issuer),
-        ) as caller,
+        running_gateway(**where, **settings(issuer)) as caller,
     ):
         _, api_key = await make_key(database, Role.ADMIN)
 

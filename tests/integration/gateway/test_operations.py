@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -24,13 +23,10 @@ from tests.support.services import read
 from tests.support.waiting import wait_until
 
 from penstock.core.operations import TaskSnapshot, Verb, apply, reachable, state_after_attempt
-from penstock.core.task import FINAL, Priority, State
-from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import PLATFORM
+from penstock.core.task import Priority, State
 from penstock.postgres import operations
 from penstock.postgres.connection import connect
 from penstock.postgres.queries import query
-from penstock.settings import Kafka
 
 # States of the 10,000 matching tasks of `insert_mixed`.
 OPEN = {"scheduled": 1_500, "ready": 6_500, "queued": 1_000, "running": 1_000}
@@ -39,19 +35,8 @@ PAUSED = {"paused": 10_000}
 
 
 @pytest.fixture
-async def environment(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> dict[str, Any]:
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), PLATFORM)
-    return {
-        "kafka": kafka_servers,
-        "prefix": prefix,
-        "postgres": database,
-        "objects": f"file://{tmp_path}",
-    }
-
-
-@pytest.fixture
-async def gateway(environment: dict[str, Any]) -> AsyncIterator[Caller]:
-    async with running_gateway(**environment) as caller:
+async def gateway(where: dict[str, Any]) -> AsyncIterator[Caller]:
+    async with running_gateway(**where) as caller:
         yield caller
 
 
@@ -180,9 +165,7 @@ async def test_sql_does_what_the_core_decides(gateway: Caller, db: Any) -> None:
         for state in State:
             for pausing in (False, True):
                 for due_ahead in (False, True):
-                    # An old process may have left the mark in a wrong state; resuming removes it.
-                    stray = pausing and state is not State.RUNNING
-                    if (stray and (verb is not Verb.RESUME or state in FINAL)) or (
+                    if (pausing and state is not State.RUNNING) or (
                         state is State.SCHEDULED and not due_ahead
                     ):
                         continue
@@ -363,7 +346,7 @@ async def test_an_operation_keeps_its_rate_and_can_be_stopped(gateway: Caller, d
 
 
 async def test_a_new_gateway_continues_every_unfinished_operation(
-    environment: dict[str, Any], db: Any, monkeypatch: pytest.MonkeyPatch
+    where: dict[str, Any], db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """O2c: a new gateway continues all unfinished operations, even if there are more than it runs
     at a time and some are slow."""
@@ -374,7 +357,7 @@ async def test_a_new_gateway_continues_every_unfinished_operation(
         await operations.create(
             db, f"left-{number}", Verb.CANCEL, "ann", filter_json, None, 0.001 if number < 4 else None
         )
-    async with running_gateway(**environment) as gateway:
+    async with running_gateway(**where) as gateway:
         assert (await wait_for_end(gateway, "left-4"))["changed"] == 2
 
 
@@ -432,13 +415,13 @@ async def test_an_operation_runs_in_bounded_statements(
 
 
 @asynccontextmanager
-async def gateway_process(environment: dict[str, Any]) -> AsyncIterator[tuple[Any, Caller]]:
+async def gateway_process(where: dict[str, Any]) -> AsyncIterator[tuple[Any, Caller]]:
     """A gateway in a process of its own, which can be killed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock", "run", "gateway"),
         env={
             **os.environ,
-            **{f"PENSTOCK_{name.upper()}": value for name, value in environment.items()},
+            **{f"PENSTOCK_{name.upper()}": value for name, value in where.items()},
             "PENSTOCK_GATEWAY_PORT": "0",
         },
         stderr=subprocess.PIPE,
@@ -459,9 +442,7 @@ async def gateway_process(environment: dict[str, Any]) -> AsyncIterator[tuple[An
 
 
 @pytest.mark.parametrize("verb", ["cancel", "recover"])
-async def test_kill_9_neither_repeats_nor_misses_a_task(
-    environment: dict[str, Any], db: Any, verb: str
-) -> None:
+async def test_kill_9_neither_repeats_nor_misses_a_task(where: dict[str, Any], db: Any, verb: str) -> None:
     """O1, O2c: after each of two kills the next gateway continues the operation by itself. It
     changes each of 10,000 tasks once, the audit counts each once, and each cancellation has an
     event."""
@@ -469,7 +450,7 @@ async def test_kill_9_neither_repeats_nor_misses_a_task(
     done = {"cancel": "state = 'cancelled'", "recover": "attempt = 1"}[verb]
     operation_id = ""
     for part in (1, 2):
-        async with gateway_process(environment) as (process, gateway):
+        async with gateway_process(where) as (process, gateway):
             if not operation_id:
                 begun = await gateway.post(
                     "/operations", {"verb": verb, "filter": {"type": "media"}, "rate": 2_500, "by": "ann"}
@@ -487,27 +468,27 @@ async def test_kill_9_neither_repeats_nor_misses_a_task(
         assert part * 2_500 <= row["changed"] == row["done"] < 10_000
         # A task that fails again after its recovery is not recovered twice.
         await db.execute("UPDATE task SET state = 'failed' WHERE state = 'ready' AND attempt = 1")
-    async with gateway_process(environment) as (_process, gateway):
+    async with gateway_process(where) as (_process, gateway):
         operation = await wait_for_end(gateway, operation_id)
     assert (operation["state"], operation["changed"]) == ("done", 10_000)
     assert await db.fetchval("SELECT count(*) FROM audit") == 1
     assert await db.fetchval(f"SELECT count(*) FROM task WHERE {done}") == 10_000
     if verb == "cancel":
-        events = await read(environment["kafka"], f"{environment['prefix']}events")
+        events = await read(where["kafka"], f"{where['prefix']}events")
         outbox_rows = await db.fetch("SELECT records FROM outbox")
         events += [orjson.loads(record) for row in outbox_rows for record in row["records"]]
         ids = await db.fetch("SELECT id FROM task")
         assert {event["id"] for event in events} == {f"{row['id']}-0-0-cancelled" for row in ids}
 
 
-async def test_two_gateways_share_one_operation(environment: dict[str, Any], db: Any) -> None:
+async def test_two_gateways_share_one_operation(where: dict[str, Any], db: Any) -> None:
     """S7: two gateways run one operation at one rate, and count each task once."""
     await insert(db, 500)
-    async with running_gateway(**environment) as first:
+    async with running_gateway(**where) as first:
         begun = await first.post(
             "/operations", {"verb": "pause", "filter": {"type": "media"}, "rate": 100, "by": "ann"}
         )
-        async with running_gateway(**environment) as second:
+        async with running_gateway(**where) as second:
             operation = await wait_for_end(second, begun.body["id"])
     assert operation["changed"] == 500
     row = await db.fetchrow("SELECT extract(epoch FROM finished_at - created_at)::float AS took_s FROM audit")

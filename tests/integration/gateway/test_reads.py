@@ -65,10 +65,8 @@ async def db(database: str) -> AsyncIterator[Any]:
 
 
 @pytest.fixture
-async def gateway(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[Caller]:
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as caller:
+async def gateway(where: dict[str, Any]) -> AsyncIterator[Caller]:
+    async with running_gateway(**where) as caller:
         for name in ("media", "rare"):
             assert (await caller.post("/types", {"name": name})).status == 201
         yield caller

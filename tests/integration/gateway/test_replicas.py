@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiokafka import AIOKafkaConsumer
 from tests.support.gateways import Caller, running_gateway
-from tests.support.services import make_topics, producing, read, running_service
+from tests.support.services import producing, read, running_service
 from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.context import ContentType, Context
@@ -25,7 +25,7 @@ from penstock.core.completion import Fence
 from penstock.errors import KafkaUnavailable
 from penstock.gateway import hold
 from penstock.kafka.client.connection import admin_client
-from penstock.kafka.topology import membership
+from penstock.kafka.topology import group_members
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, ready, workers_group
 from penstock.objects import ObjectStore
@@ -38,8 +38,8 @@ Start = Any
 
 
 @pytest.fixture
-async def kafka(kafka_servers: str, prefix: str) -> Kafka:
-    settings = await make_topics(kafka_servers, prefix)
+async def kafka(where: dict[str, Any]) -> Kafka:
+    settings = Kafka(kafka=where["kafka"], prefix=where["prefix"])
     await create_topics(settings, [ready("two", 2), ready("one", 1)])
     return settings
 
@@ -146,13 +146,13 @@ async def test_a_lone_gateway_keeps_its_records(
 ) -> None:
     """T6: a gateway that is the only member keeps its records, because leaving would only delay its
     workers."""
-    counts, count = [], membership.count
+    counts, count = [], group_members.count
 
     async def counted(settings: Kafka, group: str) -> int:
         counts.append(await count(settings, group))
         return counts[-1]
 
-    monkeypatch.setattr(membership, "count", counted)
+    monkeypatch.setattr(group_members, "count", counted)
     gateway = await start(gateway_give_back_s=0.05)
     await release(kafka, "one", range(1, 6))
     assert await held(gateway, "w", "one") == [1]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.support.gateways import Caller, running_gateway
-from tests.support.services import make_topics
+from tests.support.gateways import Caller
 
 from penstock.client import Client
 from penstock.client.models import SubmissionsRefused
@@ -17,17 +15,6 @@ from penstock.errors import GatewayUnavailable
 LARGE = {"type": "media", "context": "x" * 5_000}
 SMALL = {"type": "media", "context": "x"}
 FAULTY = {"type": "media", "context": "x", "priority": 1}
-
-
-@pytest.fixture
-async def gateway(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[Caller]:
-    await make_topics(kafka_servers, prefix)
-    (tmp_path / "objects").mkdir()
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}/objects"
-    ) as caller:
-        await caller.post("/types", {"name": "media"})
-        yield caller
 
 
 def take_away(folder: Path) -> None:

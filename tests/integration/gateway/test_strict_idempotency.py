@@ -5,18 +5,23 @@ from __future__ import annotations
 import aiohttp
 import orjson
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
-from tests.support.gateways import Caller, running_gateway
-from tests.support.services import make_topics, producing, read, running_service
+from tests.integration.cli.test_cli import penstock
+from tests.support.gateways import Caller
+from tests.support.invoking import documents
+from tests.support.services import producing, read, running_service
 from tests.support.waiting import wait_until
 
 from penstock.client import Client, Draft, SubmissionsRefused
 from penstock.errors import IdempotencyConflict
 from penstock.kafka.topology.topics import SUBMITTED, SUBMITTED_REJECTED
 from penstock.postgres import types
-from penstock.postgres.connection import open_pool
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
+
+TASK_TYPES = (
+    types.TaskType(name="strict", idempotency="strict", paused=True),
+    types.TaskType(name="lenient", paused=True),
+)
 
 __all__ = ["penstock"]  # fixture
 
@@ -24,22 +29,8 @@ LARGE = "x" * 6000
 
 
 @pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as opened:
-        await types.register(opened, types.TaskType(name="strict", idempotency="strict", paused=True))
-        await types.register(opened, types.TaskType(name="lenient", paused=True))
-        yield opened
-
-
-@pytest.fixture
-async def client(kafka_servers, prefix, database, pool, tmp_path):
-    await make_topics(kafka_servers, prefix)
-    async with (
-        running_gateway(
-            kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-        ) as gateway,
-        Client(gateway.url) as client,
-    ):
+async def client(gateway, pool):
+    async with Client(gateway.url) as client:
         yield client
 
 
@@ -107,12 +98,9 @@ async def test_a_key_from_before_the_choice_is_not_compared(client, pool):
     assert await pool.fetchval("SELECT count(*) FROM task WHERE context_digest IS NOT NULL") == 1
 
 
-async def test_records_of_kafka_are_rejected(kafka_servers, prefix, database, pool, tmp_path):
+async def test_records_of_kafka_are_rejected(where, kafka_servers, prefix, pool):
     """T5: each to `submitted.rejected`, once, with its reason; those around it become tasks."""
-    await make_topics(kafka_servers, prefix)
-    settings = TaskSyncSettings(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    )
+    settings = TaskSyncSettings(**where)
     contexts = [
         (0, 0),
         (1, 1),

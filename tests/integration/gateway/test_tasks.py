@@ -18,18 +18,14 @@ from tests.support.gateways import Caller, running_gateway
 from tests.support.waiting import in_time, wait_until
 
 from penstock.kafka.client.connection import make_consumer, running
-from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM
+from penstock.kafka.topology.topics import CALLBACKS, EVENTS
 from penstock.postgres import task_search
 from penstock.settings import Kafka
 
 
 @pytest.fixture
-async def gateway(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -> AsyncIterator[Caller]:
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), PLATFORM)
-    async with running_gateway(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path}"
-    ) as caller:
+async def gateway(where: dict[str, Any]) -> AsyncIterator[Caller]:
+    async with running_gateway(**where) as caller:
         answer = await caller.post("/types", {"name": "media", "first_stage": "probe"})
         assert answer.status == 201
         yield caller
@@ -116,7 +112,7 @@ async def test_a_large_context_goes_to_the_object_store(gateway: Caller, tmp_pat
     shown = (await gateway.get(path + "?context=ref")).body
     assert shown["context_ref"]["size"] == 50_000
     assert "context" not in shown
-    (tmp_path / shown["context_ref"]["key"]).unlink()
+    (tmp_path / "objects" / shown["context_ref"]["key"]).unlink()
     gone = await gateway.get(path)
     assert gone.status == 200
     assert "is not in the store" in gone.body["context_error"]
@@ -491,19 +487,10 @@ async def test_types_are_registered_and_changed(gateway: Caller) -> None:
         assert (answer.status, answer.pointers) == (422, [pointer]), answer.body
 
 
-async def test_a_namespace_has_limits_of_types(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path
-) -> None:
+async def test_a_namespace_has_limits_of_types(where: dict[str, Any]) -> None:
     """S12: a namespace registers at most as many types as the setting allows, also at once, and no
     type with more partitions. Other namespaces and changes of existing types are not affected."""
-    async with running_gateway(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}",
-        gateway_namespace_types=3,
-        gateway_type_partitions=4,
-    ) as gateway:
+    async with running_gateway(**where, gateway_namespace_types=3, gateway_type_partitions=4) as gateway:
         answers = await asyncio.gather(
             *(gateway.post("/types", {"name": f"acme--t{number}", "partitions": 1}) for number in range(6))
         )

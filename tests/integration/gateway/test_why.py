@@ -9,14 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.support.gateways import running_gateway
-from tests.support.services import make_topics, running_service
+from tests.support.invoking import documents
+from tests.support.pipeline import submit
+from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
 from penstock.client import Client
-from penstock.contracts.context import Context
-from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.task import Priority
 from penstock.core.why import WaitReason
@@ -24,9 +24,8 @@ from penstock.errors import NotFound
 from penstock.gateway import why as gateway_why
 from penstock.kafka.client.connection import make_consumer, running
 from penstock.kafka.topology.topics import workers_group
-from penstock.postgres import concurrency_keys, release, tasks, types, why
+from penstock.postgres import concurrency_keys, release, types, why
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
-from penstock.postgres.connection import open_pool
 from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType
@@ -37,6 +36,7 @@ from penstock.task_sync.settings import TaskSyncSettings
 __all__ = ["penstock"]  # fixture
 
 PLAIN = TaskType(name="t", partitions=1)
+TASK_TYPES = (PLAIN,)
 
 
 @pytest.fixture(autouse=True)
@@ -46,41 +46,15 @@ def _without_lag_cache(monkeypatch):
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
+def settings(where):
     # The ready topic holds one record at a time.
-    return TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects="memory:///",
-        window=1,
-        window_floor=1,
-        release_batch=1,
-    )
+    return TaskSyncSettings(**where, window=1, window_floor=1, release_batch=1)
 
 
 @pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, PLAIN)
-        yield pool
-
-
-@pytest.fixture
-async def client(settings):
-    async with (
-        running_gateway(
-            kafka=settings.kafka, prefix=settings.prefix, postgres=settings.postgres, objects="memory:///"
-        ) as gateway,
-        Client(gateway.url) as client,
-    ):
+async def client(gateway):
+    async with Client(gateway.url) as client:
         yield client
-
-
-async def submit(pool, count=1, **fields):
-    wanted = [Submission(type="t", context=Context.encode(None), **fields) for _ in range(count)]
-    return [found.id for found in await tasks.submit(pool, wanted)]
 
 
 async def wait_for_reason(client, task_id, reason, **figures):

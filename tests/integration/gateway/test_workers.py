@@ -1,13 +1,12 @@
 """The list of workers, and the reason of a stage that none of them has, on the real Kafka."""
 
 import asyncio
-from contextlib import AsyncExitStack
 
 import pytest
-from tests.integration.cli.test_cli import documents, penstock
+from tests.integration.cli.test_cli import penstock
 from tests.support.gateways import running_gateway
-from tests.support.pipeline import System
-from tests.support.services import make_topics, running_service
+from tests.support.invoking import documents
+from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
 from penstock.client import Client, SyncClient
@@ -15,7 +14,6 @@ from penstock.core.why import WaitReason
 from penstock.errors import NotFound
 from penstock.gateway import why as gateway_why
 from penstock.postgres import types
-from penstock.postgres.connection import open_pool
 from penstock.worker import Done, Next, Worker, WorkerSettings
 
 __all__ = ["penstock"]  # fixture
@@ -28,18 +26,11 @@ def _without_lag_cache(monkeypatch):
 
 
 @pytest.fixture
-async def system(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(database, "test"))
-        await types.register(pool, types.TaskType(name="t", partitions=2))
-        system = System(kafka_servers, prefix, database, stack, pool)
-        system.gateway = await stack.enter_async_context(
-            running_gateway(**system.where, postgres=database, objects="memory:///")
-        )
-        await wait_until(system.gateway.is_ready)
-        await system.start("task-sync", "heartbeats", "stages")
-        yield system
+async def system(system, where):
+    system.gateway = await system.stack.enter_async_context(running_gateway(**where))
+    await wait_until(system.gateway.is_ready)
+    await system.start("task-sync", "heartbeats", "stages")
+    return system
 
 
 def make_worker(system, *stages, leads_to="nowhere", **given):

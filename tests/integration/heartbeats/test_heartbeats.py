@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 from aiokafka import TopicPartition
 from tests.support.scraping import scrape
-from tests.support.services import make_topics, read, running_service, write
+from tests.support.services import read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -22,25 +22,16 @@ from penstock.kafka.client.connection import admin_client, make_consumer, runnin
 from penstock.kafka.topology.topics import service_group
 from penstock.local.ports import choose_port
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.stages.app import create_app as create_stages
 from penstock.stages.settings import StagesSettings
 
-
-@pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    return HeartbeatsSettings(kafka=kafka_servers, prefix=prefix, postgres=database, tick_s=0.2, settle_s=0.3)
+TASK_TYPES = (types.TaskType(name="t", partitions=1, max_attempts=2, retry_base_ms=60_000),)
 
 
 @pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(
-            pool, types.TaskType(name="t", partitions=1, max_attempts=2, retry_base_ms=60_000)
-        )
-        yield pool
+def settings(where):
+    return HeartbeatsSettings(**where, tick_s=0.2, settle_s=0.3)
 
 
 async def release_tasks(pool, settings, count=1):

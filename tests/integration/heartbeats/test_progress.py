@@ -4,7 +4,6 @@ import asyncio
 import json
 import sys
 import threading
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import orjson
@@ -12,8 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner
 from tests.support.gateways import running_gateway
-from tests.support.pipeline import System
-from tests.support.services import make_topics, read_records, running_service
+from tests.support.services import read_records, running_service
 from tests.support.waiting import wait_until
 
 from penstock.cli.main import cli
@@ -26,25 +24,19 @@ from penstock.heartbeats import progress_writer
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import ready
 from penstock.postgres import progress, types
-from penstock.postgres.connection import open_pool
 from penstock.worker import Done, RetryAfter, Worker, WorkerSettings
+
+TASK_TYPES = (types.TaskType(name="t", partitions=2, max_attempts=3, retry_base_ms=1),)
 
 
 @pytest.fixture
-async def system(kafka_servers, prefix, database):
-    kafka = await make_topics(kafka_servers, prefix)
-    await create_topics(kafka, [ready("t", 2)])
-    async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(database, "test"))
-        await types.register(pool, types.TaskType(name="t", partitions=2, max_attempts=3, retry_base_ms=1))
-        system = System(kafka_servers, prefix, database, stack, pool)
-        system.gateway = await stack.enter_async_context(
-            running_gateway(kafka=kafka_servers, prefix=prefix, postgres=database, objects="memory:///")
-        )
-        system.client = await stack.enter_async_context(Client(system.gateway.url))
-        await wait_until(system.gateway.is_ready)
-        await system.start("task-sync", "heartbeats", "stages")
-        yield system
+async def system(system, where):
+    await create_topics(system.settings(), [ready("t", 2)])
+    system.gateway = await system.stack.enter_async_context(running_gateway(**where))
+    system.client = await system.stack.enter_async_context(Client(system.gateway.url))
+    await wait_until(system.gateway.is_ready)
+    await system.start("task-sync", "heartbeats", "stages")
+    return system
 
 
 def worker_of(system, over):
@@ -134,8 +126,7 @@ async def test_a_thread_reports_and_keeps_its_lease_by_it(system):
         end.set()
         assert await system.client.wait([submitted.id]) == {"succeeded": 1}
     for record in await beats():
-        # A processor of an earlier version validates the value by the same schema, and ignores
-        # headers: for it the record is a heartbeat.
+        # Without its header the record is a heartbeat.
         value = orjson.loads(record.value)
         conform(value, "heartbeat")
         assert (value["kind"], value["tasks"]) == ("beat", [[submitted.id, 0, 0]])

@@ -24,7 +24,7 @@ from penstock.kafka.client.connection import admin_client, make_consumer, make_p
 from penstock.kafka.client.offset_reader import observing
 from penstock.kafka.topology import acls, topic_plan, topics
 from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.membership import count, remove
+from penstock.kafka.topology.group_members import count, remove
 from penstock.local import tools
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool

@@ -10,8 +10,8 @@ from tests.support.state_faults import recreate_topic
 
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.client import positions
-from penstock.kafka.client.connection import admin_client, make_consumer, running
-from penstock.kafka.client.group_positions import GroupPositions
+from penstock.kafka.client.connection import admin_client, running
+from penstock.kafka.client.group_consumer import GroupConsumer
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import ready
 
@@ -24,9 +24,11 @@ async def settings(kafka_servers, prefix):
 
 
 def member(settings):
-    consumer = make_consumer(settings, f"{settings.prefix}workers.t")
-    listener = GroupPositions(consumer)
-    consumer.subscribe([f"{settings.prefix}ready.t"], listener=listener)
+    async def revoked():
+        pass
+
+    consumer = GroupConsumer(settings, f"{settings.prefix}workers.t")
+    consumer.follow(f"{settings.prefix}ready.t", revoked)
     return consumer
 
 

@@ -7,9 +7,9 @@ from aiokafka.consumer.group_coordinator import GroupCoordinator
 from tests.support.services import make_topics, write
 
 from penstock.errors import KafkaUnavailable
-from penstock.kafka.client import group_positions
-from penstock.kafka.client.connection import make_consumer, running
-from penstock.kafka.client.group_positions import GroupPositions
+from penstock.kafka.client import group_consumer
+from penstock.kafka.client.connection import running
+from penstock.kafka.client.group_consumer import GroupConsumer
 from penstock.settings import Kafka
 
 
@@ -19,8 +19,12 @@ async def consumer(kafka_servers, prefix):
     settings = Kafka.load({}, kafka=kafka_servers, prefix=prefix)
     await make_topics(kafka_servers, prefix)
     await write(kafka_servers, f"{prefix}submitted", {"type": "t"})
-    consumer = make_consumer(settings, f"{prefix}group")
-    consumer.subscribe([f"{prefix}submitted"], listener=GroupPositions(consumer))
+    consumer = GroupConsumer(settings, f"{prefix}group")
+
+    async def revoked():
+        pass
+
+    consumer.follow(f"{prefix}submitted", revoked)
     return consumer
 
 
@@ -55,7 +59,7 @@ async def test_a_check_without_an_answer_keeps_the_session_of_the_group(consumer
 
 async def test_a_check_without_an_answer_ends_the_reader(consumer, asked, monkeypatch):
     """W4: a member whose check takes too long begins again with new connections."""
-    monkeypatch.setattr(group_positions, "CHECK_S", 0.1)
+    monkeypatch.setattr(group_consumer, "CHECK_S", 0.1)
     async with asyncio.timeout(120), running(consumer):
         await asked.wait()
         with pytest.raises(KafkaUnavailable, match="could not be checked"):

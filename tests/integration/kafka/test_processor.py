@@ -20,7 +20,7 @@ from tests.support.processor_probe import NAME, PROBE, PROBE_REJECTED
 from tests.support.waiting import in_time, wait_until
 
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
-from penstock.kafka.topology import membership
+from penstock.kafka.topology import group_members
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import service_group
 from penstock.settings import Kafka
@@ -263,7 +263,7 @@ async def test_a_member_that_stops_while_it_joins_leaves_its_group(stand: Stand)
     group = service_group(stand.settings.prefix, NAME)
 
     async def has_members(count: int) -> bool:
-        return await membership.count(stand.settings, group) == count
+        return await group_members.count(stand.settings, group) == count
 
     await wait_until(lambda: len(stayer.owned()) == 2, what="two partitions each")
     frozen.process.send_signal(signal.SIGSTOP)

@@ -14,6 +14,7 @@ from tests.support.waiting import wait_until
 
 from penstock.errors import PostgresUnavailable, SessionLost, Stalled
 from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.client.offset_reader import OffsetReader
 from penstock.kafka.processing.faust_app import FaustApp
 from penstock.kafka.processing.processor import Delivery, Handler, Processor, ProcessorSettings
 from penstock.kafka.topology.creation import create_topics
@@ -108,16 +109,16 @@ async def test_a_partition_without_a_committed_offset_starts_with_its_first_reco
 ) -> None:
     """O1: a partition without a committed offset starts with its first record, even if records were
     fetched and discarded while the group formed, or Faust counts them as read."""
-    rewind = FaustApp.rewind
+    seek_starts = FaustApp.seek_starts
 
-    async def skip_then_rewind(app: FaustApp) -> Any:
+    async def skip_then_seek(app: FaustApp, offsets: OffsetReader) -> Any:
         consumer: Any = app._app.consumer
         for partition in consumer.assignment():
             await consumer.seek_wait({partition: 2})
             consumer._read_offset[partition] = read_offset or None
-        return await rewind(app)
+        return await seek_starts(app, offsets)
 
-    monkeypatch.setattr(FaustApp, "rewind", skip_then_rewind)
+    monkeypatch.setattr(FaustApp, "seek_starts", skip_then_seek)
     settings = ProcessorSettings(kafka=kafka_servers, prefix=prefix)
     await create_topics(settings, [SOLO])
     await Stage(settings).publish("0", "1", "2")

@@ -85,8 +85,8 @@ async def test_a_batch_larger_than_the_topic_takes_is_written_in_parts(small: Ka
 
 
 async def test_a_clock_that_is_ahead_delays_and_ends_nothing(small: Kafka) -> None:
-    """O1: on a topic of an older version, a broker refuses records of a process whose clock is two
-    hours ahead. That is no fault of the records: they are sent again, and accepted once brokers
+    """O1: on a topic that its writers stamp, a broker refuses records of a process whose clock is
+    two hours ahead. That is no fault of the records: they are sent again, and accepted once brokers
     stamp them."""
     topic = small.prefix + SMALL.name
     ahead_ms = int((time.time() + 7200) * 1000)

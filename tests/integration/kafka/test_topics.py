@@ -1,19 +1,16 @@
 """`penstock topics plan` and `apply` on a real broker."""
 
-import asyncio
 import json
 import time
 
 import pytest
 from click.testing import CliRunner
-from tests.support.topics import use_writers_stamps
 from tests.support.waiting import wait_until
 
 from penstock.cli.main import cli
 from penstock.kafka.client.connection import make_producer, running
 from penstock.kafka.topology import topic_config, topic_plan
 from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topic_config import STAMP
 from penstock.kafka.topology.topics import PLATFORM, ready
 from penstock.settings import Kafka
 
@@ -120,25 +117,3 @@ async def test_the_broker_stamps_records_of_every_topic(kafka_servers, prefix):
                 prefix + topic.name, b"{}", partition=0, timestamp_ms=ahead_ms
             )
             assert written.timestamp < ahead_ms - 3_600_000, topic.name
-
-
-async def test_topics_of_an_older_release_get_the_stamp(kafka_servers, prefix):
-    """O5: `penstock topics` changes the stamp of topics that an older version created, ready topics
-    included, and names them; a second run changes nothing."""
-    settings = Kafka(kafka=kafka_servers, prefix=prefix)
-    await create_topics(settings, [*PLATFORM, ready("t", 1)])
-    old = {f"{prefix}heartbeats", f"{prefix}ready.t"}
-    await use_writers_stamps(settings, old)
-
-    async def none_differs():
-        return STAMP not in {found.what for found in await topic_plan.plan(settings)}
-
-    arguments = ["topics", "--kafka", kafka_servers, "--prefix", prefix]
-    result = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
-    assert result.exit_code == 0
-    assert result.stderr.splitlines() == [
-        f"changed {name}: message.timestamp.type is LogAppendTime, was CreateTime" for name in sorted(old)
-    ]
-    await wait_until(none_differs, what="the broker stamps")
-    again = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
-    assert (again.exit_code, again.stderr) == (0, "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import sys
 
 import asyncpg
@@ -24,7 +23,6 @@ from penstock.local.broker import EmbeddedKafka
 from penstock.local.database import EmbeddedPostgres
 from penstock.local.jars import class_path
 from penstock.local.orphans import end_orphans
-from penstock.local.ports import choose_port
 from penstock.local.supervisor import Program, Supervisor
 from penstock.settings import Kafka
 
@@ -140,17 +138,6 @@ async def test_orphans_of_an_earlier_run_are_ended(folder):
         await wait_until(lambda: owner.exits("stages") == 1)
     finally:
         owner.close()
-
-
-def test_a_taken_port_is_replaced():
-    """A taken preferred port is replaced by one outside the ephemeral range."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert 20_000 <= choose_port(port) < 32_000
-    free = choose_port()
-    assert choose_port(free) == free
 
 
 def test_a_missing_extra_is_named(monkeypatch, supervisor, folder):

@@ -26,13 +26,7 @@ from penstock.postgres.session import open_session
 
 ROUNDS = 60
 TYPE = types.TaskType(name="t", partitions=1)
-
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test", size=10) as pool:
-        await types.register(pool, TYPE)
-        yield pool
+TASK_TYPES = (TYPE,)
 
 
 async def deadlocks(database):

@@ -6,14 +6,9 @@ import pytest
 
 from penstock.errors import TooLarge
 from penstock.postgres import flow_definitions
-from penstock.postgres.connection import open_pool
 from penstock.postgres.flow_definitions import MAX_BELOW, DefinitionCache
 
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as pool:
-        yield pool
+TASK_TYPES = ()
 
 
 class Counting:

@@ -16,18 +16,10 @@ from penstock.core.endings import ExpiredLease
 from penstock.core.retry import RetryPolicy
 from penstock.postgres import advance, documents, expiry, tasks, types
 from penstock.postgres.advance import Ending
-from penstock.postgres.connection import open_pool
+
+TASK_TYPES = (types.TaskType(name="t", partitions=1, max_attempts=2, max_losses=2, events="all"),)
 
 FLOW = {"id": 900, "node": "n", "generation": 2, "item": 7}
-
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as pool:
-        await types.register(
-            pool, types.TaskType(name="t", partitions=1, max_attempts=2, max_losses=2, events="all")
-        )
-        yield pool
 
 
 async def in_flow(pool, *, item=7, state="running", attempt=0, losses=0, failures=0):

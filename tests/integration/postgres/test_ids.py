@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.pipeline import submit
 
 from penstock.contracts.context import Context
-from penstock.contracts.submission import Submission
-from penstock.postgres import flow_starts, tasks
+from penstock.postgres import flow_starts
 from penstock.postgres.connection import open_pool
 from penstock.postgres.flow_starts import FlowStart
 from penstock.postgres.types import TaskType, register
@@ -18,19 +17,6 @@ from penstock.postgres.types import TaskType, register
 SEQUENCES = ("task_id_seq", "outbox_id_seq", "release_id_seq", "id_server", "id_ahead")
 # Microseconds: the ids of an hour.
 HOUR = 3600 * 1_000_000
-
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test", size=8) as pool:
-        await register(pool, TaskType(name="t"))
-        yield pool
-
-
-async def submit(pool, count):
-    """Submits in one statement; returns the ids in the order of the batch."""
-    batch = [Submission(type="t", context=Context.encode(n)) for n in range(count)]
-    return [found.id for found in await tasks.submit(pool, batch)]
 
 
 async def snapshot(pool):

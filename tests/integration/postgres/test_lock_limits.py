@@ -15,8 +15,9 @@ from penstock.contracts.flow_submission import FlowEvent
 from penstock.contracts.submission import Submission
 from penstock.errors import LockConflict
 from penstock.postgres import flow_events, flow_starts, task_logs, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.ingest_positions import OffsetRange
+
+TASK_TYPES = (types.TaskType(name="t", paused=True),)
 
 SOURCE = OffsetRange("topic", 0, 0, 1)
 
@@ -61,13 +62,6 @@ STATEMENTS = {
     "event": Statement(insert_event, "DELETE FROM flow_event"),
     "segment": Statement(insert_segment),
 }
-
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as pool:
-        await types.register(pool, types.TaskType(name="t", paused=True))
-        yield pool
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def dump(dsn: str) -> str:
     """Returns the schema as pg_dump writes it, without lines that differ from run to run."""
     pg_dump = server_binaries() / "pg_dump"
     text = subprocess.run(
-        [pg_dump, "--schema-only", "--no-owner", "--no-privileges", "--schema=penstock", dsn],
+        [pg_dump, "--schema-only", "--no-owner", "--schema=penstock", dsn],
         check=True,
         capture_output=True,
         text=True,
@@ -62,7 +62,7 @@ def test_migrations_are_numbered_without_gaps():
 def test_no_migration_of_this_release_follows_a_step_post():
     """O6: the step `pre` of the upgrade from the oldest supported release can run first."""
     names = sorted(path.name.removesuffix(".sql") for path in (FOLDER / "migrations").glob("*.sql"))
-    done = names[: names.index("0024_target_namespaces.post") + 1]
+    done = names[: names.index("0001_baseline") + 1]
     assert due(names, done, Step.PRE) == [name for name in names if name not in done and ".post" not in name]
 
 

@@ -400,8 +400,7 @@ async def test_a_superuser_makes_the_logins_and_the_owner_does_the_rest(
 
 
 async def test_the_user_of_the_connection_keeps_its_password(database, admin, prefix_of_roles):
-    """O5: where the superuser is the owner, as in a database of an earlier version, `roles login`
-    leaves its password alone."""
+    """O5: where the superuser is the owner, `roles login` leaves its password alone."""
     user = await admin.fetchval("SELECT current_user")
     stored = "SELECT rolpassword FROM pg_authid WHERE rolname = $1"
     before = await admin.fetchval(stored, user)

@@ -2,18 +2,11 @@
 
 import asyncio
 
-import pytest
-
 from penstock.errors import PostgresUnavailable
 from penstock.postgres import types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.types import TaskType, TypeCache
 
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as pool:
-        yield pool
+TASK_TYPES = ()
 
 
 async def test_a_type_is_known_as_soon_as_it_is_registered(pool):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from tests.support.services import make_topics, read, running_service, write
+from tests.support.services import read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -20,27 +20,17 @@ from penstock.contracts.result import StageResult, encode_results
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Fence, Outcome
 from penstock.postgres import release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.stages.app import create_app
 from penstock.stages.settings import StagesSettings
 
 TYPE = types.TaskType(name="t", partitions=1)
+TASK_TYPES = (TYPE,)
 
 
 @pytest.fixture
-async def settings(kafka_servers: str, prefix: str, database: str) -> StagesSettings:
-    await make_topics(kafka_servers, prefix)
-    return StagesSettings(
-        kafka=kafka_servers, prefix=prefix, postgres=database, sweep_age_s=1.0, sweep_every_s=0.3
-    )
-
-
-@pytest.fixture
-async def pool(settings: StagesSettings) -> AsyncIterator[asyncpg.Pool[asyncpg.Record]]:
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(pool, TYPE)
-        yield pool
+def settings(where: dict[str, str]) -> StagesSettings:
+    return StagesSettings(**where, sweep_age_s=1.0, sweep_every_s=0.3)
 
 
 async def queued(

@@ -1,31 +1,23 @@
 """Hostile records at every topic of a running deployment, beside tasks that must not notice
 them."""
 
-from contextlib import AsyncExitStack
-
 import orjson
 import pytest
 from aiokafka import AIOKafkaProducer
-from tests.support.pipeline import System
-from tests.support.services import make_topics, read
+from tests.support.services import read
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context, ObjectRef
 from penstock.contracts.submission import Submission
 from penstock.postgres import tasks, types
-from penstock.postgres.connection import open_pool
+
+TASK_TYPES = (
+    types.TaskType(name="t", partitions=2, max_attempts=3),
+    types.TaskType(name="h", partitions=1, max_attempts=1),
+)
 
 HEALTHY = 40
 REF = ObjectRef.of(b"x" * 5_000).to_wire()
-
-
-@pytest.fixture
-async def system(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
-        await types.register(pool, types.TaskType(name="t", partitions=2, max_attempts=3))
-        await types.register(pool, types.TaskType(name="h", partitions=1, max_attempts=1))
-        yield System(kafka_servers, prefix, database, stack, pool)
 
 
 def reference(**changed):
@@ -175,8 +167,8 @@ async def test_hostile_results_fail_alone(system, hostile):
 
 
 async def test_what_cannot_be_published_fails_alone(system, hostile):
-    """T4: contexts and references that are already in the table, from an earlier version, end no
-    service: their tasks fail with the reason, and tasks beside them succeed on their first
+    """T4: contexts and references that are in the table and cannot be published end no service:
+    their tasks fail with the reason, and tasks beside them succeed on their first
     attempt."""
     await system.start("heartbeats", "stages")
     healthy = await system.submit(HEALTHY)

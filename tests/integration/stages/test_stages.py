@@ -9,36 +9,25 @@ from datetime import UTC, datetime
 
 import orjson
 import pytest
-from tests.support.services import make_topics, read, running_service, write
+from tests.support.services import read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.result import HANDED_BACK, Failure, StageResult, encode_results
 from penstock.contracts.submission import Submission
-from penstock.core.completion import NO_HANDLER, Fence, Outcome, conclude
+from penstock.core.completion import NO_HANDLER, Outcome, conclude
 from penstock.core.retry import RetryPolicy
 from penstock.postgres import advance, release, tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.stages.app import create_app
 from penstock.stages.settings import StagesSettings
 
-
-@pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    return StagesSettings(
-        kafka=kafka_servers, prefix=prefix, postgres=database, sweep_age_s=1.0, sweep_every_s=0.3
-    )
+TASK_TYPES = (types.TaskType(name="t", partitions=1, max_attempts=2, retry_base_ms=60_000, retry_jitter=0),)
 
 
 @pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        await types.register(
-            pool, types.TaskType(name="t", partitions=1, max_attempts=2, retry_base_ms=60_000, retry_jitter=0)
-        )
-        yield pool
+def settings(where):
+    return StagesSettings(**where, sweep_age_s=1.0, sweep_every_s=0.3)
 
 
 async def submit_and_release(pool, settings, count=1, **fields):
@@ -489,14 +478,6 @@ async def test_a_locked_task_delays_no_other_result(settings, pool):
             await in_state(pool, other, "succeeded")
             assert (await task(pool, locked))["state"] == "queued"
         await in_state(pool, locked, "succeeded")
-
-
-def test_fences_differ_when_any_part_differs():
-    """Fences of two attempts are equal only when all their parts are equal."""
-    base = Fence(1, 0, "a", 0)
-    assert (
-        len({base, Fence(2, 0, "a", 0), Fence(1, 1, "a", 0), Fence(1, 0, "b", 0), Fence(1, 0, "a", 1)}) == 5
-    )
 
 
 async def test_two_processors_commit_a_stage_once(settings, pool):

@@ -6,24 +6,24 @@ import json
 import logging
 import sys
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
 from tests.support.gateways import running_gateway
-from tests.support.pipeline import System
-from tests.support.services import make_topics, read_records, running_service, write
+from tests.support.services import read_records, running_service, write
 from tests.support.waiting import in_time, wait_until
 
 from penstock.kafka.topology.topics import EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
 from penstock.objects import ObjectStore
 from penstock.postgres import types
-from penstock.postgres.connection import open_pool
 from penstock.task_logs import retention as retention_module
 from penstock.task_logs.app import create_app
 from penstock.task_logs.retention import Retention
 from penstock.task_logs.settings import TaskLogsSettings
 from penstock.worker import Done, Fail, Next, Worker, WorkerSettings
+
+TASK_TYPES = (types.TaskType(name="t", partitions=2, first_stage="start", max_attempts=2, retry_base_ms=10),)
 
 log = logging.getLogger("app")
 
@@ -84,21 +84,11 @@ async def events(response):
 
 
 @pytest.fixture
-async def logs(kafka_servers, prefix, database, tmp_path):
-    await make_topics(kafka_servers, prefix)
-    objects = f"file://{tmp_path}"
-    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
-        await types.register(
-            pool,
-            types.TaskType(name="t", partitions=2, first_stage="start", max_attempts=2, retry_base_ms=10),
-        )
-        system = System(kafka_servers, prefix, database, stack, pool)
-        await system.start("task-sync", "heartbeats", "stages")
-        gateway = await stack.enter_async_context(
-            running_gateway(kafka=kafka_servers, prefix=prefix, postgres=database, objects=objects)
-        )
-        await wait_until(gateway.is_ready)
-        yield Logs(system, gateway, objects)
+async def logs(where, system):
+    await system.start("task-sync", "heartbeats", "stages")
+    gateway = await system.stack.enter_async_context(running_gateway(**where))
+    await wait_until(gateway.is_ready)
+    return Logs(system, gateway, where["objects"])
 
 
 @asynccontextmanager

@@ -5,8 +5,8 @@ import gzip
 from datetime import timedelta
 
 import orjson
-import pytest
 from tests.integration.flow_owner.support import Owner as FlowOwner
+from tests.integration.task_sync.test_history import settings
 from tests.support.flow_tasks import insert_ready, spawn
 
 from penstock.contracts.context import Context
@@ -16,20 +16,10 @@ from penstock.objects import ObjectStore
 from penstock.postgres import flow_history, history, tasks
 from penstock.postgres.tasks import get
 from penstock.task_sync.history import History
-from penstock.task_sync.settings import TaskSyncSettings
+
+__all__ = ["settings"]  # fixture
 
 INPUTS = b'{"n": 123456789012345678901234567890, "text": "\\u0000"}'
-
-
-@pytest.fixture
-def settings(database, tmp_path):
-    return TaskSyncSettings(
-        postgres=database,
-        objects=f"file://{tmp_path}/objects",
-        history_keep_days=7.0,
-        history_retain_days=30.0,
-        history_rate=1e6,
-    )
 
 
 async def insert_flow(pool, *, parent=None, days=10.0, status="succeeded"):

@@ -366,18 +366,6 @@ async def test_a_day_without_an_archive_is_not_dropped(pool, settings, store, fa
     assert len(await history_ids(pool)) == 2
 
 
-async def test_missing_lines_are_detected(pool, settings, store, monkeypatch):
-    """O6: an archive with fewer lines than the partition has tasks is rejected."""
-    await ended_tasks(pool, 3, days=40)
-    await History(settings, store).round()
-    monkeypatch.setattr(history_service, "_lines", lambda rows: [b"{}\n"] * (len(rows) - 1))
-    await History(settings, store).round()
-    assert len(await history_ids(pool)) == 3
-    monkeypatch.undo()
-    await History(settings, store).round()
-    assert len(await history_ids(pool)) == 0
-
-
 async def test_a_missing_archive_is_written_again_before_the_drop(
     pool, settings, store, tmp_path, monkeypatch
 ):

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tests.integration.task_sync.test_history import archives, ended_tasks, history_ids, hot_ids
 from tests.support.gateways import running_gateway
 from tests.support.scraping import scrape
-from tests.support.services import make_topics, running_service
+from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
 from penstock.checks.app import check
@@ -28,16 +28,9 @@ from penstock.task_sync.settings import TaskSyncSettings
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database, tmp_path):
-    await make_topics(kafka_servers, prefix)
+def settings(where):
     return TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}/objects",
-        history_retain_days=30.0,
-        history_every_s=0.1,
-        metrics_port=choose_port(),
+        **where, history_retain_days=30.0, history_every_s=0.1, metrics_port=choose_port()
     )
 
 
@@ -123,7 +116,6 @@ async def test_task_sync_continues_while_archival_fails(pool, settings, tmp_path
     once a round. The process continues, and tasks still move."""
     caplog.set_level(logging.WARNING, logger="penstock.task_sync")
     await ended_tasks(pool, 3, days=40)
-    (tmp_path / "objects").mkdir()
     (tmp_path / "objects" / "history").write_text("not a folder")
     async with running_service(task_sync.create_app(settings)):
         await wait_until(

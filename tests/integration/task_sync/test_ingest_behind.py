@@ -13,7 +13,7 @@ import aiohttp
 import asyncpg
 import pytest
 from tests.support.gateways import Answer, Caller, running_gateway
-from tests.support.services import make_topics, producing, running_service
+from tests.support.services import producing, running_service
 from tests.support.waiting import in_time, wait_until
 
 from penstock.local.ports import choose_port
@@ -235,23 +235,15 @@ async def test_a_submission_waits_briefly_for_a_connection(
 
 @pytest.mark.declared_topics
 async def test_ingest_pauses_partitions_and_resumes_them(
-    kafka_servers: str, prefix: str, database: str, tmp_path: Path
+    where: dict[str, Any], kafka_servers: str, prefix: str, database: str
 ) -> None:
     """T5: while inserts are blocked, the consumer holds a bounded number of records and its metrics
     show paused partitions. Afterwards every record becomes one task, in the order of its
     partition."""
-    await make_topics(kafka_servers, prefix)
     async with open_pool(database, "test", size=1) as pool:
         await types.register(pool, types.TaskType(name="t", partitions=1))
     port, count = choose_port(), 500
-    settings = TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}",
-        metrics_port=port,
-        ingest_batch=10,
-    )
+    settings = TaskSyncSettings(**where, metrics_port=port, ingest_batch=10)
     async with running_service(create_app(settings)), aiohttp.ClientSession() as session:
         metrics = Metrics(port, session)
         async with inserts_blocked(database):

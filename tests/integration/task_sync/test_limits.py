@@ -5,7 +5,8 @@ import asyncio
 import dataclasses
 
 import pytest
-from tests.support.services import make_topics, read_records, running_service
+from tests.support.pipeline import submit
+from tests.support.services import read_records, running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -17,7 +18,6 @@ from penstock.kafka.client.connection import make_consumer, running
 from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import advance, concurrency_keys, tasks, types
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
-from penstock.postgres.connection import open_pool
 from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType
@@ -26,36 +26,19 @@ from penstock.task_sync.limits import ReleaseLimiter, ReleaseResult
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker.priority_semaphore import PriorityQueue
 
+TASK_TYPES = ()
+
 PLAIN = TaskType(name="t", partitions=1)
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    return TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects="memory:///",
-        own_retry_s=0.2,
-        # Only notifications wake a type.
-        sweep_s=3600.0,
-    )
-
-
-@pytest.fixture
-async def pool(database):
-    async with open_pool(database, "test") as pool:
-        yield pool
+def settings(where):
+    # Only notifications wake a type.
+    return TaskSyncSettings(**where, own_retry_s=0.2, sweep_s=3600.0)
 
 
 async def register(pool, **fields):
     await types.register(pool, dataclasses.replace(PLAIN, **fields))
-
-
-async def submit(pool, count=1, **fields):
-    submissions = [Submission(type="t", context=Context.encode(None), **fields) for _ in range(count)]
-    return [found.id for found in await tasks.submit(pool, submissions)]
 
 
 async def in_state(pool, state, condition="true"):

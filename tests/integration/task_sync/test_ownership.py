@@ -12,17 +12,17 @@ from collections import Counter
 from contextlib import asynccontextmanager
 
 import pytest
-from tests.support.services import make_topics, read, running_service
+from tests.support.services import read, running_service
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.postgres import tasks, types
-from penstock.postgres.connection import open_pool
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
 
 TYPES = [f"t{number}" for number in range(6)]
+TASK_TYPES = tuple(types.TaskType(name=name, partitions=1) for name in TYPES)
 OWNERS = """
     SELECT t.name, l.pid FROM task_type t LEFT JOIN pg_locks l
     ON l.locktype = 'advisory' AND l.mode = 'ExclusiveLock' AND l.granted
@@ -32,25 +32,8 @@ OWNERS = """
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    return TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects="memory:///",
-        recheck_s=3600,
-        window=50_000,
-        window_floor=50_000,
-    )
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        for name in TYPES:
-            await types.register(pool, types.TaskType(name=name, partitions=1))
-        yield pool
+def settings(where):
+    return TaskSyncSettings(**where, recheck_s=3600, window=50_000, window_floor=50_000)
 
 
 async def owners(pool):

@@ -187,25 +187,6 @@ async def test_expired_offsets_and_deleted_records_stop_no_type(system):
     assert set(system.executed.values()) == {1}
 
 
-async def test_a_window_is_not_filled_by_deleted_records(system):
-    """A new owner of a type whose old records are deleted, and whose group has no offsets,
-    releases."""
-    async with AsyncExitStack() as system.stack:
-        await system.start("task-sync", "heartbeats", "stages")
-        await system.work()
-        await system.submit(300)
-        await system.become(succeeded=300)
-    await expire_group_offsets(system.settings(), workers_group(system.where["prefix"], "t"))
-    await system.lose_records()
-    async with AsyncExitStack() as system.stack:
-        # The window's floor is 100 records.
-        await system.start("task-sync", "heartbeats", "stages")
-        await system.submit(20)
-        await system.become(succeeded=300, queued=20)
-        await system.work()
-        await system.become(succeeded=320)
-
-
 async def test_a_commit_in_a_deleted_topic_proves_nothing_about_one_of_the_same_size(system, monkeypatch):
     """T5: the ready topic is deleted and created again, and has grown to the offsets that its group
     committed before. Its records are not read, so no task is released a second time."""

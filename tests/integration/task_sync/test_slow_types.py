@@ -8,49 +8,26 @@ from contextlib import asynccontextmanager
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
-from tests.support.services import make_topics, running_service
+from tests.support.pipeline import submit
+from tests.support.services import running_service
 from tests.support.waiting import in_time, wait_until
 
-from penstock.contracts.context import Context
-from penstock.contracts.submission import Submission
 from penstock.kafka.client.connection import make_consumer, running
 from penstock.kafka.topology.topics import workers_group
-from penstock.postgres import tasks, types
-from penstock.postgres.connection import open_pool
+from penstock.postgres import types
 from penstock.task_sync import lag_poller
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
+
+TASK_TYPES = tuple(types.TaskType(name=name, partitions=2) for name in ("slow", "quick"))
 
 WINDOW = 20
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    return TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects="memory:///",
-        window_floor=WINDOW,
-        window=1_000,
-        sweep_s=1.0,
-        # The polls that hang by intent are no stall.
-        stall_timeout_s=3600.0,
-    )
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        for name in ("slow", "quick"):
-            await types.register(pool, types.TaskType(name=name, partitions=2))
-        yield pool
-
-
-async def submit(pool, type_name, count):
-    submission = Submission(type=type_name, context=Context.encode(None))
-    return [found.id for found in await tasks.submit(pool, [submission] * count)]
+def settings(where):
+    # The polls that hang by intent are no stall.
+    return TaskSyncSettings(**where, window_floor=WINDOW, window=1_000, sweep_s=1.0, stall_timeout_s=3600.0)
 
 
 async def queued(pool, type_name):
@@ -60,7 +37,7 @@ async def queued(pool, type_name):
 async def releases_one_by_one(pool, count=10):
     """Releases tasks of the quick type, fewer than its window, while the slow type hangs."""
     for expected in range(1, count + 1):
-        await submit(pool, "quick", 1)
+        await submit(pool, 1, "quick")
 
         async def released(expected=expected):
             return await queued(pool, "quick") == expected
@@ -102,7 +79,7 @@ async def test_a_slow_group_delays_no_other_type(settings, pool, monkeypatch):
     # A release that waited for the coordinator would wait until the test lets it answer.
     monkeypatch.setattr(lag_poller, "POLL_S", 3600.0)
     async with running_service(create_app(settings)) as service:
-        await submit(pool, "slow", 5 * WINDOW)
+        await submit(pool, 5 * WINDOW, "slow")
         await in_time(asked.wait())
 
         async def window_is_full():
@@ -136,10 +113,10 @@ async def test_a_slow_write_delays_no_other_type(settings, pool, monkeypatch):
 
     monkeypatch.setattr(AIOKafkaProducer, "send_batch", sent)
     async with running_service(create_app(settings)) as service:
-        await submit(pool, "slow", 5)
+        await submit(pool, 5, "slow")
         await in_time(begun.wait())
         await releases_one_by_one(pool)
-        await submit(pool, "slow", 5)
+        await submit(pool, 5, "slow")
         assert not service.done()
         assert await queued(pool, "slow") == 5
         leaders.set()

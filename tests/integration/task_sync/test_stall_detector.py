@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
-from tests.support.services import make_topics, read, running_service, write
+from tests.support.services import read, running_service, write
 from tests.support.waiting import in_time, wait_until
 
 from penstock import process
@@ -23,17 +23,8 @@ STALL_S = 5.0
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
-    return TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects="memory:///",
-        window=2,
-        release_batch=2,
-        stall_timeout_s=STALL_S,
-    )
+def settings(where):
+    return TaskSyncSettings(**where, window=2, release_batch=2, stall_timeout_s=STALL_S)
 
 
 @asynccontextmanager

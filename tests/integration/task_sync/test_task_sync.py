@@ -13,7 +13,7 @@ import orjson
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupCoordinatorNotAvailableError
-from tests.support.services import make_topics, read, running_service, write
+from tests.support.services import read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -30,15 +30,8 @@ from penstock.task_sync.settings import TaskSyncSettings
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database, tmp_path):
-    await make_topics(kafka_servers, prefix)
-    return TaskSyncSettings(
-        kafka=kafka_servers,
-        prefix=prefix,
-        postgres=database,
-        objects=f"file://{tmp_path}/objects",
-        own_retry_s=0.2,
-    )
+def settings(where):
+    return TaskSyncSettings(**where, own_retry_s=0.2)
 
 
 def submission(**fields):

@@ -7,18 +7,18 @@ import time
 
 import pytest
 from aiokafka.admin import NewTopic
-from tests.support.services import make_topics, read_records, running_service
+from tests.support.pipeline import submit
+from tests.support.services import read_records, running_service
 from tests.support.waiting import wait_until
 
-from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.submission import Submission
 from penstock.kafka.client.connection import admin_client
 from penstock.kafka.topology import topic_plan
-from penstock.postgres import tasks, types
-from penstock.postgres.connection import open_pool
+from penstock.postgres import types
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
+
+TASK_TYPES = ()
 
 PARTITIONS = 4
 # More than a type may be delayed by another's fault, on a busy machine.
@@ -26,29 +26,15 @@ WITHIN_S = 10.0
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, database):
-    await make_topics(kafka_servers, prefix)
+def settings(where):
     # No worker takes records, so the window must have room for all.
-    return TaskSyncSettings(
-        kafka=kafka_servers, prefix=prefix, postgres=database, objects="memory:///", window_floor=1_000
-    )
-
-
-@pytest.fixture
-async def pool(settings):
-    async with open_pool(settings.postgres, "test") as pool:
-        yield pool
+    return TaskSyncSettings(**where, window_floor=1_000)
 
 
 @pytest.fixture
 async def admin(settings):
     async with admin_client(settings) as admin:
         yield admin
-
-
-async def submit(pool, type_name, count=1):
-    submission = Submission(type=type_name, context=Context.encode(None))
-    return [found.id for found in await tasks.submit(pool, [submission] * count)]
 
 
 async def released(pool, ids):
@@ -60,7 +46,7 @@ async def released_in_time(pool, type_name, seconds):
     """Submits a task about ten times a second; each is released within `WITHIN_S`."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
-        ids = await submit(pool, type_name)
+        ids = await submit(pool, 1, type_name)
         await wait_until(lambda ids=ids: released(pool, ids), timeout=WITHIN_S)
         await asyncio.sleep(0.1)  # the pace of the submissions
 
@@ -78,14 +64,14 @@ async def test_a_topic_that_is_deleted_delays_only_its_own_type(settings, pool, 
         await types.register(pool, types.TaskType(name=name, partitions=PARTITIONS))
     topic = settings.prefix + "ready.deleted"
     async with running_service(create_app(settings)):
-        first = [*await submit(pool, "deleted", 20), *await submit(pool, "healthy", 20)]
+        first = [*await submit(pool, 20, "deleted"), *await submit(pool, 20, "healthy")]
         await wait_until(lambda: released(pool, first))
         await admin.delete_topics([topic])
         if partitions is not None:
             await admin.create_topics([NewTopic(topic, partitions, 1)])
-        later = await submit(pool, "deleted", 20)
+        later = await submit(pool, 20, "deleted")
         await released_in_time(pool, "healthy", 8)
-        later += await submit(pool, "deleted", 20)
+        later += await submit(pool, 20, "deleted")
         await released_in_time(pool, "healthy", 2)
         await wait_until(lambda: released(pool, later))
         assert await partitions_of(admin, topic) == PARTITIONS
@@ -109,7 +95,7 @@ async def test_a_topic_that_refuses_all_records_fails_no_task(settings, pool, ad
     async with running_service(create_app(settings)):
         await wait_until(lambda: exists(admin, topic))
         await clean_up("compact")
-        ids = await submit(pool, "compacted", 20)
+        ids = await submit(pool, 20, "compacted")
         await released_in_time(pool, "healthy", 3)
         await clean_up("delete")
         await wait_until(lambda: written(settings, topic, ids))

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from tests.support.gateways import running_gateway
 from tests.support.pipeline import System
-from tests.support.services import make_topics, read, running_service
+from tests.support.services import read, running_service
 from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.context import Context
@@ -22,10 +22,11 @@ from penstock.errors import SessionLost
 from penstock.kafka.client import records
 from penstock.postgres import concurrency_keys, release, tasks, types
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
-from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.task_sync import withdrawal
 from penstock.worker import Done, Worker, WorkerSettings
+
+TASK_TYPES = (types.TaskType(name="t", partitions=4, lease_ms=30_000),)
 
 # Seconds that a quick task may wait while a slot is free, and as many for a machine that is busy.
 WAIT_S = 2.0 + 2.0
@@ -111,12 +112,10 @@ class Slots(System):
 
 
 @pytest.fixture
-async def resting(kafka_servers, prefix, database):
+async def resting(where, pool):
     """The deployment without services."""
-    await make_topics(kafka_servers, prefix)
-    async with open_pool(database, "test") as pool, AsyncExitStack() as stack:
-        await types.register(pool, types.TaskType(name="t", partitions=4, lease_ms=30_000))
-        yield Slots(kafka_servers, prefix, database, stack, pool)
+    async with AsyncExitStack() as stack:
+        yield Slots(where["kafka"], where["prefix"], where["postgres"], stack, pool)
 
 
 @pytest.fixture

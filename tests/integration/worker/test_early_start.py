@@ -12,7 +12,7 @@ from tests.support.services import make_topics, producing, read, read_records, r
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
-from penstock.contracts.ready import MARK, ReadyTask
+from penstock.contracts.ready import MARKER, ReadyTask
 from penstock.core import early_start
 from penstock.core.completion import Fence
 from penstock.core.suspects import Isolation
@@ -303,7 +303,7 @@ async def test_a_full_worker_runs_no_record_that_was_withdrawn(settings, caplog)
         await wait_until(lambda: has_committed(settings, 1))
         async with admin_client(settings) as admin:
             await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=10)})
-        await write(settings.kafka, topic, MARK)
+        await write(settings.kafka, topic, MARKER)
         await release(settings, 11)
         began_s = asyncio.get_running_loop().time()
         await wait_until(lambda: asyncio.get_running_loop().time() > began_s + pull.FULL_S)
@@ -337,7 +337,7 @@ async def test_a_worker_that_takes_records_runs_few_that_were_withdrawn(settings
         async with admin_client(settings) as admin:
             await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=100)})
         before = len(ran)
-        await write(settings.kafka, topic, MARK)
+        await write(settings.kafka, topic, MARKER)
         await release(settings, 101)
         await wait_until(lambda: 101 in ran)
     # Those of a quarter of a second, and as many while the records are fetched.

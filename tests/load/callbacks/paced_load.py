@@ -47,7 +47,6 @@ class Targets:
         process: the process, which tests pause and resume.
         session: for requests to the process.
         calls: (arrival, webhook-id) by path, in the order of arrival.
-        broken: (webhook-id, arrival, end) by path, of calls that the service aborted.
         in_flight: number of calls in flight by group.
         seen: every webhook-id that has arrived.
     """
@@ -56,7 +55,6 @@ class Targets:
     process: psutil.Process
     session: aiohttp.ClientSession
     calls: dict[str, list[tuple[float, str]]] = field(default_factory=lambda: defaultdict(list))
-    broken: dict[str, list[tuple[str, float, float]]] = field(default_factory=lambda: defaultdict(list))
     in_flight: dict[str, int] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
 
@@ -77,8 +75,6 @@ class Targets:
         for path, name, at_s in calls["calls"]:
             self.calls[path].append((at_s, name))
             self.seen.add(name)
-        for path, name, at_s, end_s in calls["broken"]:
-            self.broken[path].append((name, at_s, end_s))
         self.in_flight = calls["in_flight"]
 
     def calls_of(self, group: str) -> list[tuple[float, str]]:
@@ -207,11 +203,6 @@ def p99(seconds: list[float]) -> float:
     return round(percentile(seconds, 0.99) * 1000, 1)
 
 
-def median_of(seconds: list[float]) -> float:
-    """The median in milliseconds."""
-    return round(percentile(seconds, 0.5) * 1000, 1)
-
-
 async def arrived(targets: Targets, ids: set[str]) -> bool:
     """Whether each callback has arrived at its target."""
     await targets.collect()
@@ -224,10 +215,6 @@ async def states_of(bench: Bench, group: str) -> dict[str, str]:
         "SELECT url, state FROM callback_target WHERE url LIKE $1", f"%/{group}/%"
     )
     return {row["url"]: row["state"] for row in rows}
-
-
-def rss_mb(pid: int) -> float:
-    return psutil.Process(pid).memory_info().rss / 2**20
 
 
 def slowdown(during_fault: Sequence[list[float]], alone: Sequence[list[float]]) -> str:

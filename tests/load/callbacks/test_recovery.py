@@ -9,21 +9,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.load.callbacks.paced_load import LONG, Load, Stream, Targets, arrived, p99, slowdown, states_of
+from tests.load.callbacks.paced_load import (
+    LONG,
+    Load,
+    Stream,
+    Targets,
+    arrived,
+    p99,
+    slowdown,
+    states_of,
+)
 from tests.load.callbacks.run_report import RUN
 from tests.support.callback_targets import Bench
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.long
+# The integration tests of callbacks show the same, without the load.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not LONG, reason="PENSTOCK_LOAD_LONG=1 is needed: under full load only"),
+]
 
-BACK, HELD = (50, 2000) if LONG else (6, 60)
+BACK, HELD = 50, 2000
 # Calls per second to each target. With 50 targets, two cores can do this on the diverted path
 # beside servers and load. With a rate of 20 the cores would be the limit, at about 400 calls a
 # second.
-RATE = 5.0 if LONG else 20.0
-CALLS = 100 if LONG else 40
+RATE = 5.0
+CALLS = 100
 # Length of one measurement of latencies, in seconds.
-SECONDS = 10 if LONG else 5
+SECONDS = 10
 
 
 async def test_a_backlog_drains_at_the_rate_limit(
@@ -57,8 +70,7 @@ async def test_a_backlog_drains_at_the_rate_limit(
         # There are slots for all targets, so that the rate limits the drain and not the pool.
         "callback_diverted_slots": str(BACK + 10),
         # Short intervals, so that probes detect recovered targets soon.
-        "callback_probe_s": "1",
-        "callback_probe_most_s": "2",
+        "callback_probe_s": "0.2",
         "callback_slow_s": "1",
         "callback_timeout_s": "2",
         # A long schedule, so that no callback is dead before its target recovers.
@@ -122,7 +134,7 @@ async def test_an_egress_failure_diverts_no_target(
 ) -> None:
     """C4a: when all targets hang at once, no target stays diverted. The service reaches its
     full rate soon after they recover."""
-    outage_s, slow_s, count = (60, 3.0, 100) if LONG else (10, 1.0, 100)
+    outage_s, slow_s, count = 60, 3.0, 100
     await targets.behave(far={"after_s": 0.02})
     stream = Stream(targets.urls("far", count, hosts=count), 2.0)
     settings = {
@@ -144,7 +156,7 @@ async def test_an_egress_failure_diverts_no_target(
         finally:
             targets.process.resume()
         back_s = time.monotonic()
-        after = await load.pace(30 if LONG else 10, stream)
+        after = await load.pace(30, stream)
         await wait_until(lambda: arrived(targets, after))
         await wait_until(lambda: arrived(targets, ids))
         abnormal.append(list((await states_of(platform, "far")).values()).count("abnormal"))

@@ -24,8 +24,8 @@ HEALTHY, UNRESPONSIVE = (1000, 50) if LONG else (120, 5)
 # Calls to all healthy targets per second: as many as two cores can do beside servers and load.
 CALLS = int(os.environ.get("PENSTOCK_LOAD_CALLS", "500")) if LONG else 60
 # Half of the time alone, and half of the time with unresponsive targets, of each round, in seconds.
-SECONDS = 10 if LONG else 4
-ROUNDS = 3
+SECONDS = 10 if LONG else 3
+ROUNDS = 3 if LONG else 2
 SLOW_S = 3.0
 # Without retries during the measurement.
 SETTINGS = {"callback_schedule_s": "600"}

@@ -44,7 +44,7 @@ def lanes_of(
     longest_wait_s=10,
     lane_size=10_000,
     total_size=10_000,
-    suspect_slots=None,
+    unresponsive_slots=None,
     host_slots=None,
     untrusted_slots=None,
     server_slots=None,
@@ -56,7 +56,7 @@ def lanes_of(
         host_slots=host_slots or slots,
         untrusted_slots=untrusted_slots or slots,
         server_slots=server_slots or slots,
-        suspect_slots=suspect_slots or slots,
+        unresponsive_slots=unresponsive_slots or slots,
         lane_size=lane_size,
         total_size=total_size,
         longest_wait_s=longest_wait_s,
@@ -82,13 +82,13 @@ class LanesMachine(RuleBasedStateMachine):
     def begin(self, slots, data):
         self.slots = slots
         self.target_slots = data.draw(st.integers(1, slots))
-        self.suspect_slots = data.draw(st.integers(1, slots))
-        self.suspects = set()
+        self.unresponsive_slots = data.draw(st.integers(1, slots))
+        self.unresponsive = set()
         self.lanes = lanes_of(
             slots,
             self.target_slots,
-            suspect_slots=self.suspect_slots,
-            is_suspect=lambda target: target in self.suspects,
+            unresponsive_slots=self.unresponsive_slots,
+            is_unresponsive=lambda target: target in self.unresponsive,
         )
         self.inside = {target: [] for target in TARGETS}
         # Admitted, and its attempt not written down yet; then waiting for a call to end; then
@@ -96,8 +96,8 @@ class LanesMachine(RuleBasedStateMachine):
         self.admitted = {target: [] for target in TARGETS}
         self.ready = {target: [] for target in TARGETS}
         self.calling = Counter()
-        # Slots that were taken while their target was suspect.
-        self.suspect_held = Counter()
+        # By slot in use, the latest last: whether its target was unresponsive when it was taken.
+        self.charged = {target: [] for target in TARGETS}
         self.paced = set()
         self.number = 0
         self.now_s = 0.0
@@ -137,7 +137,7 @@ class LanesMachine(RuleBasedStateMachine):
         target = data.draw(st.sampled_from(some))
         item = self.admitted[target].pop(0)
         if not granted:
-            self.suspect_held[target] -= self.suspect_held[target] > 0
+            self.charged[target].pop()
             self.lanes.free_slot(target)
         elif self.lanes.start(item):
             assert not self.ready[target], "called before an earlier claim"
@@ -153,9 +153,9 @@ class LanesMachine(RuleBasedStateMachine):
         if not busy:
             return
         target = data.draw(st.sampled_from(busy))
-        (self.suspects.add if slow else self.suspects.discard)(target)
+        (self.unresponsive.add if slow else self.unresponsive.discard)(target)
         self.paced.add(target)
-        self.suspect_held[target] -= self.suspect_held[target] > 0
+        self.charged[target].pop()
         following = self.lanes.finish(target, took_s)
         if self.ready[target]:
             assert following is self.ready[target].pop(0)
@@ -177,7 +177,7 @@ class LanesMachine(RuleBasedStateMachine):
     def take_claimed(self, of):
         assert self.lanes.take_claimed(of) == self.ready[of]
         for _ in self.ready[of]:
-            self.suspect_held[of] -= self.suspect_held[of] > 0
+            self.charged[of].pop()
         self.ready[of] = []
         self.admit()
 
@@ -189,9 +189,9 @@ class LanesMachine(RuleBasedStateMachine):
             assert not self.held(target) or free > int(self.slots / 4), "a second slot while few are free"
             ahead = self.held(target) - self.target_slots
             assert ahead < 0 or target in self.paced, "ahead of a target of unknown pace"
-            assert ahead < 0 or target not in self.suspects, "ahead of a suspect target"
+            assert ahead < 0 or target not in self.unresponsive, "ahead of an unresponsive target"
             self.admitted[target].append(item)
-            self.suspect_held[target] += target in self.suspects
+            self.charged[target].append(target in self.unresponsive)
 
     def total(self):
         return sum(self.held(target) for target in TARGETS)
@@ -203,14 +203,15 @@ class LanesMachine(RuleBasedStateMachine):
         assert self.lanes.waiting == sum(map(len, self.inside.values()))
         assert self.lanes.slots_in_use == self.total() <= self.slots
         assert all(count <= self.target_slots for count in self.calling.values())
-        assert self.suspect_held.total() <= self.suspect_slots
+        unresponsive = sum(map(sum, self.charged.values()))
+        assert unresponsive <= self.unresponsive_slots
         free = self.slots - self.total()
         for target in TARGETS:
             assert self.held(target) == self.lanes.slots_of(target)
             if not self.inside[target] or self.held(target) >= self.target_slots:
                 continue
             full = not free or (self.held(target) and free <= int(self.slots / 4))
-            assert full or (target in self.suspects and self.suspect_held.total() >= self.suspect_slots)
+            assert full or (target in self.unresponsive and unresponsive >= self.unresponsive_slots)
 
 
 TestLanes = LanesMachine.TestCase
@@ -293,13 +294,13 @@ def test_a_target_of_unknown_pace_keeps_everything():
 
 
 def test_callbacks_behind_slots_of_other_targets_become_overdue():
-    """C5: fifty targets hang, with one callback each and one slot for suspects.
+    """C5: fifty targets hang, with one callback each and one slot for unresponsive targets.
 
     By its own pace each callback could begin at once. The last one would wait for minutes and block
     its record.
     """
     targets = [TargetId("acme", f"http://hangs/{number}") for number in range(50)]
-    lanes = lanes_of(3, 1, suspect_slots=1, is_suspect=lambda _target: True)
+    lanes = lanes_of(3, 1, unresponsive_slots=1, is_unresponsive=lambda _target: True)
     items = [waiting(f"m{number}", target) for number, target in enumerate(targets)]
     for item in items:
         lanes.put(item, 100.0)
@@ -446,11 +447,11 @@ def test_the_rate_of_a_path_does_not_limit_the_other_path(asks, rate):
             assert later_s - earlier_s >= 1 / rate * (1 - 1e-5)
 
 
-def test_a_short_spike_of_durations_withdraws_no_callback():
+def test_a_short_spike_of_durations_defers_no_callback():
     """C5: 2,500 callbacks wait for a target that answers in 5 ms.
 
-    One round of eight calls of 200 ms, because this process was busy, withdraws none. Five seconds
-    of them withdraw most.
+    One round of eight calls of 200 ms, because this process was busy, defers none. Five seconds
+    of them defer most.
     """
     lanes = lanes_of(100, 8)
     for number in range(2500):

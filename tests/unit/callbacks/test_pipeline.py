@@ -60,7 +60,7 @@ class Caller:
 )
 async def test_only_a_request_counts(result: CallResult, trusted: bool, state: str) -> None:
     """C5, C7: a callback without a usable secret makes no request. A target that hangs stays
-    suspect and abnormal, and its host does too. The schedule counts only the attempts with a
+    unresponsive and abnormal, and its host does too. The schedule counts only the attempts with a
     request, so the callback does not die of a secret that the operator has to repair."""
     unused: Any = None
     caller: Any = Caller(result)
@@ -84,7 +84,7 @@ async def test_only_a_request_counts(result: CallResult, trusted: bool, state: s
     cache.assign([0])
     health = HealthSnapshot(count=SETTINGS.callback_abnormal_count, slow_at_s=0.0, abnormal=True)
     host = hosts.of(TARGET)
-    host.suspect = True
+    host.unresponsive = True
     target = Target(StoredTarget(target=TARGET, health=health), 0, SETTINGS, host)
     cache.put(TARGET, target)
     last = SETTINGS.policy.attempts - 1
@@ -94,7 +94,7 @@ async def test_only_a_request_counts(result: CallResult, trusted: bool, state: s
     assert lanes.start(in_flight)
     await pipeline._call(Call(in_flight, lanes, in_self_check=False))
     assert (target.trusted, host.trusted) == (trusted, trusted)
-    assert (target.suspect, host.suspect) == (not trusted, not trusted)
+    assert (target.unresponsive, host.unresponsive) == (not trusted, not trusted)
     assert cache.is_abnormal(target) is not trusted
     assert lanes.slots_in_use == 0
     assert [(each.row.state, each.row.uncounted) for each in ended] == [(state, int(not trusted))]

@@ -2,35 +2,36 @@
 
 from penstock.callbacks.hosts import Hosts
 from penstock.callbacks.router import SlowPool
-from penstock.callbacks.settings import CallbacksSettings
+from penstock.callbacks.settings import SLOW_TARGET_SLOTS, CallbacksSettings
 from penstock.callbacks.target_cache import TargetCache
 from penstock.core.target import TargetId
 
 
-def pool_of(slots: int, target_slots: int) -> SlowPool:
-    settings = CallbacksSettings(callback_slow_slots=slots, callback_slow_target_slots=target_slots)
+def pool_of(slots: int) -> SlowPool:
+    settings = CallbacksSettings(callback_slow_slots=slots)
     return SlowPool(settings, TargetCache(settings, Hosts(settings)))
 
 
 def test_the_slow_pool_is_bounded_in_total_and_per_target() -> None:
     """C7a: a call that finds no room keeps its slot in the lane."""
-    pool = pool_of(3, 2)
+    pool = pool_of(9)
     a, b = TargetId("n", "http://a/"), TargetId("n", "http://b/")
-    first = pool.enter(a)
+    first, *others = [pool.enter(a) for _ in range(SLOW_TARGET_SLOTS)]
     assert first
-    assert pool.enter(a)
+    assert all(others)
     assert not pool.enter(a)
-    # Both names stand for one unknown server, which has room for two calls as well.
+    # Both names stand for one unknown server, which has no more room.
     assert not pool.enter(b)
     pool.leave(first)
     assert pool.enter(b)
-    assert pool.calls_to(a) == pool.calls_to(b) == 1
-    assert len(pool) == 2
+    assert pool.calls_to(a) == SLOW_TARGET_SLOTS - 1
+    assert pool.calls_to(b) == 1
+    assert len(pool) == SLOW_TARGET_SLOTS
 
 
 def test_the_slow_pool_is_bounded_per_host_and_per_server() -> None:
     """C5: the targets of a host share its places, and the ports of a server share more."""
-    pool = pool_of(200, 8)
+    pool = pool_of(200)
     assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.1/{n}"))) for n in range(100)) == 25
     assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.1:{n}/"))) for n in range(1, 100)) == 25
     assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.{n}/"))) for n in range(2, 100)) == 98

@@ -94,7 +94,6 @@ class Targets:
     """A cache with its store, as the pipeline runs them."""
 
     def __init__(self, in_flight: Callable[[TargetId], bool] = not_in_flight) -> None:
-        self.in_flight = in_flight
         self.cache = TargetCache(SETTINGS)
         self.store = TargetStore(
             SETTINGS,
@@ -102,6 +101,7 @@ class Targets:
             self.cache,
             "me",
             partition_of=lambda _url: 0,
+            in_flight=in_flight,
         )
         self.assign(0)
         self.changed: list[TargetId] = []
@@ -110,15 +110,15 @@ class Targets:
         self.store.assign(frozenset({("callbacks", partition), ("callbacks.diverted", partition)}))
 
     async def load(self, *targets: TargetId, partition: int = 0) -> None:
-        await self.store.load(dict.fromkeys(targets, partition), self.in_flight)
+        await self.store.load(dict.fromkeys(targets, partition))
 
     async def maintain(self) -> None:
         try:
             while True:
                 await self.store.wait()
-                self.changed += await self.store.refresh(self.in_flight)
+                self.changed += await self.store.refresh()
                 await self.store.save_due()
-                await self.store.find_troubled(self.in_flight)
+                await self.store.find_troubled()
         finally:
             await self.store.save_last()
 
@@ -210,8 +210,7 @@ def test_an_eviction_scans_a_few_targets(count: int, capacity: int, used: set[in
 
 
 async def test_a_change_applies_to_its_namespace_only(rows: Rows) -> None:
-    """C8, O5: two namespaces call one URL, and an operator's change disables the target of one; a
-    notification without namespace changes none."""
+    """C8, O5: two namespaces call one URL, and an operator's change disables the target of one."""
     acme, beta = at("http://a/", "acme"), at("http://a/", "beta")
     targets = Targets()
     rows.read_ends = asyncio.Event()
@@ -219,7 +218,6 @@ async def test_a_change_applies_to_its_namespace_only(rows: Rows) -> None:
     await asyncio.sleep(0)
     rows.disabled |= {acme, beta}
     targets.store.invalidate("acme http://a/")
-    targets.store.invalidate("http://a/")
     rows.read_ends.set()
     await loading
     cache = targets.cache
@@ -278,15 +276,15 @@ async def test_a_cached_target_is_read_again_with_the_partition_of_its_records(r
 
 async def test_slow_calls_count_in_their_namespace_only(rows: Rows) -> None:
     """C3, O5: ten slow calls of one namespace make its target abnormal; the other namespace's
-    target at the same URL stays normal and not suspect."""
+    target at the same URL stays normal and not unresponsive."""
     acme, beta = at("http://a/", "acme"), at("http://a/", "beta")
     targets = Targets()
     cache = targets.cache
     await targets.load(acme, beta)
     assert [cache.record_call(acme, slow=True) for _ in range(10)] == [False] * 9 + [True]
     assert sorted(cache.states()) == ["abnormal", "normal"]
-    assert cache.is_suspect(acme)
-    assert not cache.is_suspect(beta)
+    assert cache.is_unresponsive(acme)
+    assert not cache.is_unresponsive(beta)
     assert (cache.drain_rate_of(acme), cache.drain_rate_of(beta)) == (SETTINGS.drain.rate, None)
 
 
@@ -404,7 +402,9 @@ class CacheMachine(RuleBasedStateMachine):
     def is_exact(self) -> None:
         assert len(self.cache) == len(self.model)
         assert all(self.cache.peek(target_id) is target for target_id, target in self.model.items())
-        assert sum(self.cache.host_counts.values()) == len({target.host.id for target in self.model.values()})
+        assert sum(self.cache._hosts_within.values()) == len(
+            {target.host.id for target in self.model.values()}
+        )
 
 
 CacheMachine.TestCase.settings = settings(deadline=None, max_examples=50)
@@ -482,9 +482,9 @@ async def test_a_search_looks_at_one_full_page_a_tick(rows: Rows, monkeypatch: p
     rows.held = [at(f"http://held/{number}") for number in range(15)]
     found = []
     for _ in range(4):
-        await targets.store.find_troubled(not_in_flight)
+        await targets.store.find_troubled()
         found.append(len(targets.cache.held))
     assert found == [10, 20, 35, 40]
     assert rows.pages == 5
-    await targets.store.find_troubled(not_in_flight)
+    await targets.store.find_troubled()
     assert rows.pages == 5, "the next search is due in half a minute"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -195,26 +194,6 @@ def test_moments_have_a_zone_in_every_year(zone: Callable[[str], None]) -> None:
     assert moment("") == moment(None) == ""
 
 
-def test_tasks_of_the_last_year_are_shown(
-    zone: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """O8: `get` and `why` east of UTC, of a task that is due at the end of the year 9999."""
-    zone("Asia/Tokyo")
-    raw: dict[str, Any] = dict.fromkeys(("context", "error", "finished_at"))
-    raw |= {"id": 7, "type": "t", "state": "scheduled", "stage": "s", "attempt": 0, "priority": "LOW"}
-    raw |= {"labels": {}, "callbacks_owed": [], "attempts": [], "created_at": LAST, "due_at": LAST}
-    why = {**raw, "sentence": "It is due.", "figures": {"due_at": LAST}}
-
-    async def answer(_client: object, _method: str, path: str, *_more: Any, **_options: Any) -> Any:
-        return why if path.endswith("/why") else raw
-
-    monkeypatch.setattr("penstock.client.Client._request", answer)
-    for arguments in (["get", "7"], ["tasks", "why", "7"]):
-        outcome = CliRunner().invoke(cli, [*arguments, "--gateway", REFUSED["--gateway"]])
-        assert outcome.exit_code == 0, outcome.output
-        assert "9999-12-31 23:59:59 +00:00" in outcome.stdout
-
-
 @pytest.mark.parametrize("year", [1, 9999])
 def test_the_client_names_a_moment_that_utc_lacks(zone: Callable[[str], None], year: int) -> None:
     """T3: local time at either end of the calendar."""
@@ -298,34 +277,3 @@ async def test_a_worker_in_an_event_loop_says_so(
     assert ended.value.code == 6
     [record] = caplog.records
     assert "run() starts an event loop, and one runs" in str(vars(record)["error"])
-
-
-PROCESSES = {
-    "closed": ("exec >&-; penstock --help", {}, 0, ""),
-    "stdin": ("exec <&-; penstock submit --file -", {}, 3, "penstock: standard input is empty"),
-    "full": ("penstock --help >/dev/full", {}, 1, "penstock: No space left on device\n"),
-    "head": ("set -o pipefail; penstock submit --help | true", {}, 1, ""),
-    "deleted": ("rmdir $PWD; penstock up", {}, 6, "penstock: the working directory was deleted"),
-    "ascii": (
-        "penstock status --data-dir é",
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        1,
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PROCESSES)
-def test_a_process_in_odd_conditions_prints_no_traceback(tmp_path: Path, name: str) -> None:
-    """O8: the same as above, as a process with its real descriptors."""
-    script, variables, status, error = PROCESSES[name]
-    (tmp_path / "here").mkdir()
-    environment = {**os.environ, "PENSTOCK_GATEWAY": REFUSED["--gateway"], **variables}
-    run = f'penstock() {{ {sys.executable} -m penstock "$@"; }}\n{script}'
-    found = subprocess.run(
-        ["bash", "-c", run], cwd=tmp_path / "here", env=environment, capture_output=True, check=False
-    )
-    printed = found.stderr.decode()
-    assert found.returncode == status, printed
-    assert printed.startswith(error)
-    assert bool(printed) == bool(error), printed

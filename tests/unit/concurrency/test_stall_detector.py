@@ -15,10 +15,10 @@ from penstock.errors import PostgresUnavailable, Stalled
 
 def test_an_unchanged_mark_is_a_stall_after_the_limit() -> None:
     """O2a: not at the limit, but beyond it; the error names only what stands still."""
-    marks: dict[str, Hashable] = {"a": 1, "b": 1}
-    detector = StallDetector(10, lambda: marks, name="stages")
+    progress: dict[str, Hashable] = {"a": 1, "b": 1}
+    detector = StallDetector(10, lambda: progress, name="stages")
     detector.check(0)
-    marks["b"] = 2
+    progress["b"] = 2
     detector.check(10)
     with pytest.raises(Stalled, match=r"^stages: a: no progress for 10 s$"):
         detector.check(11)
@@ -26,12 +26,12 @@ def test_an_unchanged_mark_is_a_stall_after_the_limit() -> None:
 
 def test_work_that_was_at_rest_starts_anew() -> None:
     """O2a: an idle hour is no stall."""
-    marks: dict[str, Hashable] = {"a": 1}
-    detector = StallDetector(10, lambda: marks)
+    progress: dict[str, Hashable] = {"a": 1}
+    detector = StallDetector(10, lambda: progress)
     detector.check(0)
-    marks.clear()
+    progress.clear()
     detector.check(9)
-    marks["a"] = 1
+    progress["a"] = 1
     detector.check(3_600)
     detector.check(3_610)
 

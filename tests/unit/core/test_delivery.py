@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,26 +96,9 @@ def test_any_retry_after_is_read_or_ignored(text):
     assert seconds is None or 0 <= seconds < float("inf")
 
 
-@pytest.mark.parametrize(
-    ("policy", "named"),
-    [
-        (DeliveryPolicy(schedule_s=(1, -1)), "schedule_s"),
-        (DeliveryPolicy(schedule_s=(float("nan"),)), "schedule_s"),
-        (DeliveryPolicy(schedule_s=(float("inf"),)), "schedule_s"),
-        (DeliveryPolicy(jitter=1.5), "jitter"),
-        (DeliveryPolicy(retry_after_max_s=-1), "retry_after_max_s"),
-    ],
-)
-def test_a_policy_names_what_makes_no_sense(policy, named):
-    """C6: invalid settings are refused at start-up, by name."""
-    (problem,) = policy.problems()
-    assert problem.startswith(named)
-
-
 def test_the_default_schedule():
     """C5, C6: eight attempts without configuration, after 5 s, 5 min, 30 min, 2 h, 5 h, 10 h and
     10 h, about 27 hours in all."""
     policy = DeliveryPolicy()
-    assert policy.problems() == []
     assert policy.schedule_s == (5, 300, 1800, 7200, 18_000, 36_000, 36_000)
     assert policy.attempts == 8

@@ -223,25 +223,6 @@ def test_self_check_is_bounded():
     assert entered_at[-1] == 300
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("slow_s", 0.0),
-        ("slow_s", float("nan")),
-        ("threshold", 0),
-        ("ceiling", 9),
-        ("calm_s", -1.0),
-        ("share", 1.1),
-        ("self_check_share", -0.1),
-        ("recent_calls", 0),
-    ],
-)
-def test_an_invalid_policy_names_the_field(field: str, value: float):
-    """Each problem names its field."""
-    (problem,) = dataclasses.replace(HealthPolicy(), **{field: value}).problems()
-    assert f"{field}={value}" in problem
-
-
 def test_the_default_window():
     """C2 to C4: the tenth slow call raises the flag, and the count stops at 20. Nothing comes off
     within the calm time after the last slow call; then the tenth quick call lowers the flag."""

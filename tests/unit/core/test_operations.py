@@ -47,7 +47,7 @@ def test_resuming_restores_a_paused_task(task):
 def test_which_states_a_verb_reaches():
     """F5, O2c: only `recover` reaches tasks that have ended."""
     assert reachable(Verb.PAUSE) == {State.SCHEDULED, State.READY, State.QUEUED, State.RUNNING}
-    assert reachable(Verb.RESUME) == set(State) - FINAL
+    assert reachable(Verb.RESUME) == {State.PAUSED, State.RUNNING}
     assert reachable(Verb.RECOVER) == {State.FAILED, State.QUARANTINED}
     assert reachable(Verb.CANCEL) == reachable(Verb.REPRIORITISE) == set(State) - FINAL
 

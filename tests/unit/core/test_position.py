@@ -149,7 +149,7 @@ def test_a_foreign_identity_is_ignored(text: str) -> None:
 
 
 def test_a_position_without_identity_is_kept_within_the_bounds() -> None:
-    """A position of an older service is valid while it is within the log."""
+    """A position that another client stored is valid while it is within the log."""
     log = LogState(3, 10, "a", None, EpochEnd(6))
     assert decide(Position(5), log).reason is StartReason.KEPT
     assert decide(Position(5), log).position == Position(5, "a")

@@ -40,7 +40,7 @@ def test_every_task_gets_a_partition(lags, count, bundle, data):
     partitions = made(lags)
     number = st.integers(0, len(lags) - 1)
     for at in data.draw(st.lists(number, max_size=3)):
-        partitions.add_mark(at, partitions[at].end, 0.0, withdrawn=data.draw(st.booleans()))
+        partitions.add_marker(at, partitions[at].end, 0.0, withdrawn=data.draw(st.booleans()))
     readers = data.draw(st.dictionaries(number, st.sampled_from("ab")))
     partitions.set_readers(readers, 0.0)
     chosen = partitions.share(count, data.draw(st.floats(0, 5)), bundle)
@@ -79,31 +79,31 @@ def test_few_short_tasks_go_to_one_partition():
 
 
 def test_a_busy_worker_is_relieved_when_another_has_room():
-    """S13: records that wait for a second are withdrawn once another worker has taken a mark. The
-    busy one gets no more until it takes its own mark, and the worker gets one mark only."""
+    """S13: records that wait for a second are withdrawn once another worker has taken a marker. The
+    busy one gets no more until it takes its own marker, and the worker gets one marker only."""
     partitions = made([5, 5, 0, 0], READERS)
     assert poll(partitions, 0.5) == Plan()
     assert poll(partitions, 1.1) == Plan(probe=(2,))
-    partitions.add_mark(2, 0, 1.1, withdrawn=False)
-    assert poll(partitions, 1.15) == Plan(), "one mark an episode"
+    partitions.add_marker(2, 0, 1.1, withdrawn=False)
+    assert poll(partitions, 1.15) == Plan(), "one marker an episode"
     assert poll(partitions, 1.2, {2: 1}) == Plan(withdraw=(0, 1))
     for number in (0, 1):
         partitions.withdraw(number, 5)
-        partitions.add_mark(number, 5, 1.2, withdrawn=True)
+        partitions.add_marker(number, 5, 1.2, withdrawn=True)
     assert partitions.lag == 0
     assert set(partitions.share(100, 1.3)) == {2, 3}
-    assert poll(partitions, 9.0) == Plan(), "only marks wait"
+    assert poll(partitions, 9.0) == Plan(), "only markers wait"
     poll(partitions, 9.1, {0: 6})
-    assert set(partitions.share(100, 9.2)) == {2, 3}, "the mark of its other partition is left"
+    assert set(partitions.share(100, 9.2)) == {2, 3}, "the marker of its other partition is left"
     poll(partitions, 9.3, {1: 6})
     assert set(partitions.share(100, 9.4)) == {0, 1, 2, 3}
 
 
 def test_nothing_is_withdrawn_while_no_worker_takes_its_mark():
-    """S13: while all workers are busy, nothing moves, and each gets at most one mark."""
+    """S13: while all workers are busy, nothing moves, and each gets at most one marker."""
     partitions = made([5, 5, 0, 0], READERS)
     assert poll(partitions, 1.1) == Plan(probe=(2,))
-    partitions.add_mark(2, 0, 1.1, withdrawn=False)
+    partitions.add_marker(2, 0, 1.1, withdrawn=False)
     for tenth in range(12, 600):
         assert poll(partitions, tenth / 10) == Plan()
     # No worker has room, so the tasks go everywhere.
@@ -112,7 +112,7 @@ def test_nothing_is_withdrawn_while_no_worker_takes_its_mark():
 
 @given(st.lists(st.integers(1, 50), min_size=4, max_size=4), st.floats(0, 1_000), st.booleans())
 def test_nothing_moves_where_all_are_stuck(lags, now_s, more_ready):
-    """S13: where every worker has records and takes none, nothing is withdrawn and no mark is
+    """S13: where every worker has records and takes none, nothing is withdrawn and no marker is
     written."""
     assert poll(made(lags, READERS), now_s, more_ready=more_ready) == Plan()
 
@@ -151,7 +151,7 @@ def test_late_records_of_a_moving_worker_go_to_one_without_work():
 
     def plan_of(*, more_ready):
         partitions = made([9, 0, 0, 0], READERS)
-        partitions.add_mark(2, 0, 1.5, withdrawn=False)
+        partitions.add_marker(2, 0, 1.5, withdrawn=False)
         poll(partitions, 1.6, {0: 1})
         return poll(partitions, LATE_S + 0.1, {0: 2, 2: 1}, more_ready=more_ready)
 
@@ -160,15 +160,15 @@ def test_late_records_of_a_moving_worker_go_to_one_without_work():
 
 
 def test_a_mark_of_another_process_counts_as_one():
-    """S7: a replica that takes over finds a mark, and writes no other."""
+    """S7: a replica that takes over finds a marker, and writes no other."""
     partitions = ReadyPartitions(4)
     partitions.start({0: 8, 1: 0, 2: 0, 3: 0}, 0.0)
     assert poll(partitions, 0.0, {0: 7}) == Plan()
     plan = poll(partitions, 1.1, {0: 7})
     assert plan == Plan(probe=(2,))
-    partitions.add_mark(2, 0, 1.1, withdrawn=False)
+    partitions.add_marker(2, 0, 1.1, withdrawn=False)
     assert poll(partitions, 1.2, {0: 7, 2: 1}) == Plan(withdraw=(0,))
-    partitions.find_mark(0, 8, 1.3)
+    partitions.find_marker(0, 8, 1.3)
     assert partitions.lag == 0
     assert poll(partitions, 3.0) == Plan()
     assert set(partitions.share(50, 3.0)) == {2, 3}
@@ -178,7 +178,7 @@ def test_a_mark_that_was_just_written_excludes_no_worker():
     """S13: tasks that are released while workers are asked for room go to all of them, not to the
     one that has records."""
     partitions = made([2, 0, 0, 0], READERS)
-    partitions.add_mark(2, 0, 0.4, withdrawn=False)
+    partitions.add_marker(2, 0, 0.4, withdrawn=False)
     poll(partitions, 0.45, {0: 1})
     assert set(partitions.share(16, 0.5)) == {0, 1, 2, 3}
 
@@ -251,7 +251,7 @@ def overtaken_by_high():
     assert poll(partitions, 1.7, readers=readers) == Plan(withdraw=(0, 1, 2))
     for number in range(3):
         partitions.withdraw(number, 2)
-        partitions.add_mark(number, 2, 1.8, withdrawn=True)
+        partitions.add_marker(number, 2, 1.8, withdrawn=True)
     return partitions
 
 

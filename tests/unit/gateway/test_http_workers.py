@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 
-from penstock.gateway import http_workers
 from penstock.gateway.http_workers import FORGET, HttpWorkers
 
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
@@ -27,11 +26,9 @@ def test_a_worker_is_listed_under_each_type_that_it_asked_for():
     assert ids(seen, "t", later + FORGET) == []
 
 
-def test_memory_is_bounded(monkeypatch):
+def test_memory_is_bounded():
     """Worker ids and types come from outside. The one that was silent longest goes."""
-    monkeypatch.setattr(http_workers, "MOST", 3)
-    monkeypatch.setattr(http_workers, "MOST_TYPES", 2)
-    seen = HttpWorkers()
+    seen = HttpWorkers(most=3, most_types=2)
     for number in range(5):
         seen.asked(f"w{number}", "t", "", NOW + timedelta(seconds=number))
     assert ids(seen, "t", NOW) == ["w2", "w3", "w4"]

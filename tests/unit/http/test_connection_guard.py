@@ -19,7 +19,7 @@ class Connection:
 
     def __init__(self, guard: ConnectionGuard) -> None:
         self.address = "192.0.2.1"
-        self.held_bytes = 0
+        self.buffered_bytes = 0
         self.ended: list[str] = []
         self._guard = guard
         assert guard.admit(self) is None
@@ -38,14 +38,14 @@ def test_a_body_that_gave_way_leaves_no_bytes() -> None:
     guard = ConnectionGuard(LIMITS)
     for _ in range(10):
         large, small = Connection(guard), Connection(guard)
-        guard.hold(large, 800)
-        guard.hold(small, 300)
+        guard.buffer(large, 800)
+        guard.buffer(small, 300)
         assert large.ended == ["bodies"]
-        guard.hold(large, 200)
+        guard.buffer(large, 200)
         guard.remove(large)
         guard.remove(small)
     last = Connection(guard)
-    guard.hold(last, 1_000)
-    assert last.held_bytes == 1_000
+    guard.buffer(last, 1_000)
+    assert last.buffered_bytes == 1_000
     with pytest.raises(Throttled):
-        guard.hold(last, 1)
+        guard.buffer(last, 1)

@@ -29,7 +29,7 @@ def test_many_stages_are_left_out():
     [None, b"", b"\xff\x00", b"[]", b"1", b'{"stages": "s"}', b'{"stages": [1], "slots": "x", "gateway": 2}'],
 )
 def test_user_data_of_other_clients_is_ignored(raw):
-    """O6: members of an earlier release and other clients join the same group."""
+    """O6: members without user data and other clients join the same group."""
     assert MemberData.decode(raw) == MemberData()
 
 

@@ -7,14 +7,12 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 import uvloop
 
 from penstock.errors import (
-    Conflict,
     InvalidRecord,
     NotFound,
     NotSucceeded,
@@ -55,26 +53,6 @@ def handler(worker, name, **options):
         return outcome
 
     return outcomes
-
-
-async def test_run_passes_all_stages_and_shows_them(worker):
-    @worker.stage("order.reserve")
-    async def reserve(task):
-        return Next("charge", {"reserved": task.context["amount"]})
-
-    @worker.stage("order.charge")
-    def charge(task):
-        return Done({"charged": task.context["reserved"]})
-
-    async with Pipeline(worker) as pipeline:
-        run = await pipeline.run("order", {"amount": 5}, labels={"shop": "x"})
-        assert run.ended
-        assert run.result == {"charged": 5}
-        assert run.stages == ["reserve", "charge"]
-        assert run.outcomes == ["next", "done"]
-        assert [attempt.context for attempt in run.attempts] == [{"amount": 5}, {"reserved": 5}]
-        assert run.task.labels == {"shop": "x"}
-        assert pipeline.tasks[0].id == run.id
 
 
 async def test_run_stage_runs_one_attempt_of_one_stage(worker):
@@ -364,30 +342,6 @@ async def test_the_root_logger_is_as_before(worker):
     assert (root.level, list(root.handlers), sys.stdout) == before
 
 
-async def test_large_contexts_go_through_the_object_store(worker):
-    @worker.stage("order.reserve")
-    async def reserve(task):
-        return Next("charge", task.context * 2)
-
-    @worker.stage("order.charge")
-    async def charge(task):
-        return Done(task.context)
-
-    async with Pipeline(worker) as pipeline:
-        run = await pipeline.run("order", "x" * 5_000)
-        assert run.result == "x" * 10_000
-        assert [len(attempt.context) for attempt in run.attempts] == [5_000, 10_000]
-
-
-async def test_idempotency_keys_return_the_first_task(worker):
-    handler(worker, "order.charge")[:] = [Done(1)]
-    async with Pipeline(worker) as pipeline:
-        first = await pipeline.run("order", 1, idempotency_key="k")
-        second = await pipeline.run("order", 2, idempotency_key="k")
-        assert (first.created, second.created, second.id) == (True, False, first.id)
-        assert len(pipeline.tasks) == 1
-
-
 async def test_a_stage_without_a_handler_raises_and_names_it(worker):
     handler(worker, "order.reserve")[:] = [Next("chrage")]
     handler(worker, "order.charge")[:] = [Done()]
@@ -420,47 +374,6 @@ async def test_submissions_are_checked_as_by_the_gateway(worker):
     with pytest.raises(InvalidRecord) as wrong:
         Pipeline(worker, types={"order": {"lease_ms": 1}})
     assert wrong.value.pointer == "/lease_ms"
-
-
-async def test_cancel_stops_the_handler(worker):
-    cancelled = asyncio.Event()
-
-    @worker.stage("order.charge")
-    async def charge(task):
-        try:
-            await asyncio.sleep(1e6)
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
-
-    async with Pipeline(worker) as pipeline:
-        run = await pipeline.submit("order")
-        assert await pipeline.cancel(run)
-        assert run.state == "cancelled"
-        assert cancelled.is_set()
-        assert not await pipeline.cancel(run)
-
-    handler(worker, "other.only")[:] = [Done()]
-    async with Pipeline(worker) as pipeline:
-        ended = await pipeline.run("other")
-        with pytest.raises(Conflict, match="already succeeded"):
-            await pipeline.cancel(ended)
-
-
-async def test_pause_resume_and_recover(worker):
-    outcomes = handler(worker, "order.charge", max_attempts=1)
-    outcomes[:] = [Fail("no")]
-    async with Pipeline(worker, now=NOW) as pipeline:
-        run = await pipeline.submit("order", run_at=NOW + timedelta(hours=1))
-        assert await pipeline.pause(run)
-        await pipeline.step(hours=2)
-        assert run.state == "paused"
-        assert await pipeline.resume(run)
-        assert run.state == "failed"
-        outcomes[:] = [Done("second time")]
-        assert await pipeline.recover(run)
-        assert run.result == "second time"
-        assert not await pipeline.recover(run)
 
 
 async def test_a_lost_worker_costs_an_attempt_when_its_lease_is_over(worker):
@@ -628,22 +541,6 @@ def test_the_plugin_imports_nothing_before_a_fixture_is_asked_for():
     code = "import sys, penstock.pytest_plugin; print([m for m in sys.modules if m.startswith('penstock.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["['penstock.pytest_plugin']"]
-
-
-async def test_the_time_of_a_task_does_not_grow_with_the_number_of_tasks(worker):
-    """The last of 300 tasks take as long as the first."""
-    handler(worker, "order.charge")[:] = [Done()]
-
-    async def cpu_s():
-        began = time.process_time()
-        for _ in range(100):
-            await pipeline.run("order")
-        return time.process_time() - began
-
-    async with Pipeline(worker) as pipeline:
-        first_s, _second_s, third_s = [await cpu_s() for _ in range(3)]
-        assert len(pipeline.tasks) == 300
-    assert third_s < 3 * first_s + 0.1
 
 
 def exits():

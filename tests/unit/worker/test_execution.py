@@ -265,18 +265,17 @@ async def test_a_worker_without_stages_is_refused():
         await Worker(WorkerSettings(objects="memory:///")).serve(asyncio.Event())
 
 
-async def fetched(_consumer, _timeout_s):
-    """Replaces `wait_fetched` for consumers of a test."""
-    return True
-
-
-async def test_tasks_claimed_during_a_stop_reach_the_pool(monkeypatch):
+async def test_tasks_claimed_during_a_stop_reach_the_pool():
     """W1: after a stop between claim and commit the pool returns the tasks, which would otherwise
     wait for the expiry of their leases."""
     committing = asyncio.Event()
 
     class Consumer:
-        _fetcher = SimpleNamespace(_records={})
+        async def wait_fetched(self, _timeout_s):
+            return True
+
+        def fetched_since(self, _age_s, _now_s):
+            return []
 
         async def getmany(self, **_limits):
             return {"partition": [SimpleNamespace(value=READY.encode(), offset=0, timestamp=0)]}
@@ -289,7 +288,6 @@ async def test_tasks_claimed_during_a_stop_reach_the_pool(monkeypatch):
         async def try_heartbeat(self, _heartbeat):
             pass
 
-    monkeypatch.setattr("penstock.worker.pull.wait_fetched", fetched)
     started = []
     clock, transport = asyncio.get_running_loop().time, FakeTransport()
     heartbeats = HeartbeatSender(transport, "w", clock, lambda _keys: None)

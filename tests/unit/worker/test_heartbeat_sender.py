@@ -1,7 +1,6 @@
 """The heartbeat sender: heartbeats in batches, and attempts that are cut off."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 from tests.support.waiting import in_time
@@ -136,18 +135,17 @@ async def test_removed_attempts_are_not_beaten(rig):
     assert {key[0] for _lease_ms, keys in rig.transport.sent for key in keys} == {2}
 
 
-async def fetched(_consumer, _timeout_s):
-    """Replaces `wait_fetched` for consumers of a test."""
-    return True
-
-
 class TaskSource:
     """A source without tasks, for Kafka and the gateway, which records the requested numbers."""
 
-    _fetcher = SimpleNamespace(_records={})
-
     def __init__(self):
         self.requests = []
+
+    async def wait_fetched(self, _timeout_s):
+        return True
+
+    def fetched_since(self, _age_s, _now_s):
+        return []
 
     async def getmany(self, timeout_ms, max_records):
         self.requests.append(max_records)
@@ -160,7 +158,7 @@ class TaskSource:
 
 @pytest.mark.parametrize("over_http", [False, True])
 @pytest.mark.parametrize("freed_by", ["reported", "cut off", "gone"])
-async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, freed_by, monkeypatch):
+async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, freed_by):
     """H2: a puller waits until the sender and the attempts in flight have room, and pulls no more
     than that."""
     lease_ms = 1
@@ -169,7 +167,6 @@ async def test_no_task_is_pulled_beyond_the_heartbeat_capacity(rig, over_http, f
     rig.add([task(number, lease_ms) for number in range(1, full)], 0)
     assert rig.sender.room == 0
     source, in_flight = TaskSource(), InFlight(10_000, lambda: rig.sender.room)
-    monkeypatch.setattr("penstock.worker.pull.wait_fetched", fetched)
     if over_http:
         pulling = asyncio.ensure_future(
             HttpPuller(source, "t", in_flight, rig.sender, "w", print, {})._pull()

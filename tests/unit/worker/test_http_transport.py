@@ -167,7 +167,7 @@ async def test_a_beat_with_a_foreign_answer_is_sent_again(impostor):
 async def test_a_worker_survives_foreign_answers(impostor):
     """The worker repeats requests and reports until a gateway answers, and loses no result."""
     ours = {"tasks": [READY.to_wire()], "claimed_ms_ago": 0}
-    empty = {"tasks": [], "claimed_ms_ago": 0, "accepted": 1, "rejected": [], "gone": []}
+    empty = {"tasks": [], "claimed_ms_ago": 0, "rejected": [], "gone": []}
     page = (200, b"<html>")
     # After an answer of a gateway, a missing route is a fault of a proxy.
     found, url = await impostor(page, (200, ours), page, (404, b"no route"), page, (200, empty))
@@ -205,7 +205,7 @@ async def test_a_url_without_a_gateway_is_a_wrong_setting(impostor, status):
     assert process.exit_status(caught.value) == 6
 
 
-EMPTY = {"tasks": [], "claimed_ms_ago": 0, "accepted": 0, "rejected": [], "gone": []}
+EMPTY = {"tasks": [], "claimed_ms_ago": 0, "rejected": [], "gone": []}
 
 
 def worker_of(url, **given):

@@ -119,7 +119,7 @@ async def test_a_held_worker_has_no_room():
     """S13, W8: while the worker holds, a puller gets no room. It gets some when the worker goes
     on."""
     in_flight = InFlight(10)
-    in_flight.hold(holds=True)
+    in_flight.block(blocked=True)
     async with in_flight.reserve("t", 5, 0) as reservation:
         assert reservation.size == 0
     async with asyncio.TaskGroup() as group:
@@ -131,5 +131,5 @@ async def test_a_held_worker_has_no_room():
         reserving = group.create_task(reserve())
         await asyncio.sleep(0)
         assert not reserving.done()
-        in_flight.hold(holds=False)
+        in_flight.block(blocked=False)
     assert reserving.result() == 5

@@ -137,7 +137,7 @@ async def test_a_report_counts_as_the_heartbeat_of_its_attempt():
 
 @pytest.mark.parametrize("answer", [Answer.UNKNOWN, Answer.THROTTLED])
 async def test_a_refused_report_leaves_the_heartbeats_as_they_are(answer):
-    """A gateway of an earlier version refuses reports. Its worker keeps its leases."""
+    """A worker whose report is refused keeps its leases."""
     rig = Rig()
     rig.add([task(1)], 0)
     rig.transport.answers[ONE] = answer

@@ -71,7 +71,7 @@ async def test_a_failure_has_the_delay_of_its_stage():
 
 
 async def test_without_a_delay_of_its_stage_the_type_decides():
-    """Readers of earlier versions get the same bytes as before."""
+    """The result has no delay then."""
     for returned, policy in (
         (Fail("x"), {}),
         (Fail("x", permanent=True), {"backoff": Backoff(base_s=9)}),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
@@ -30,12 +28,10 @@ from aiokafka.errors import (
 from aiokafka.producer.message_accumulator import MessageAccumulator
 
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
-from penstock.kafka.client.fetch_wait import SHORT_RESTS, FetchWait
+from penstock.kafka.client.consumer import Consumer
 from penstock.kafka.client.links import begin_close, guard_connections
-from penstock.kafka.client.member_data import MemberData, assignor
 from penstock.kafka.client.pending_writes import observe_writes, write_reason
 from penstock.kafka.client.producer_epoch import ProducerEpoch
-from penstock.kafka.client.reachability import Reachability
 from penstock.kafka.client.record_sizes import REJECTION_BYTES
 from penstock.kafka.client.refusals import REFUSALS, refusal_error
 from penstock.kafka.client.security import arguments, why_refused
@@ -91,37 +87,30 @@ def translated() -> Iterator[None]:
             # Not the record's fault: the same record is accepted once either is mended.
             raise KafkaUnavailable(
                 f"Kafka: {error!r}: this process's clock differs from the broker's; set the clock, and run "
-                "`penstock topics`, so that brokers stamp the records"
+                "`penstock topics apply`, so that brokers stamp the records"
             ) from error
         raise KafkaUnavailable(f"Kafka: {_reason_of(error)}") from error
 
 
-# These texts tell an operator the cause; those of the client library describe the library.
-_REASONS: tuple[tuple[tuple[type[KafkaError], ...], str], ...] = (
-    ((KafkaConnectionError, NodeNotReadyError, KafkaTimeoutError), "no broker answers"),
-)
-
-
 def _reason_of(error: KafkaError) -> str:
-    if type(error) is KafkaError and "cluster metadata" in str(error):
-        error = KafkaConnectionError(str(error))
-    known = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), None)
-    return known or write_reason(error) or repr(error)
+    """The cause for an operator; the texts of the client library describe the library."""
+    no_metadata = type(error) is KafkaError and "cluster metadata" in str(error)
+    if no_metadata or isinstance(error, (KafkaConnectionError, NodeNotReadyError, KafkaTimeoutError)):
+        return "no broker answers"
+    return write_reason(error) or repr(error)
 
 
-def make_producer(settings: Kafka, *, linger_ms: int = 0, compression: str | None = None) -> AIOKafkaProducer:
+def make_producer(settings: Kafka, *, compression: str | None = None) -> AIOKafkaProducer:
     """An idempotent producer with acks=all, not yet started; a refused batch does not end it.
 
     Args:
         settings: where.
-        linger_ms: milliseconds that a batch waits for further records.
         compression: of batches, such as `gzip`.
     """
     producer = AIOKafkaProducer(
         **arguments(settings),
         acks="all",
         enable_idempotence=True,
-        linger_ms=linger_ms,
         max_batch_size=256 * 1024,
         # The broker enforces each topic's limit; this one must only be above the largest of them.
         max_request_size=REJECTION_BYTES,
@@ -132,45 +121,12 @@ def make_producer(settings: Kafka, *, linger_ms: int = 0, compression: str | Non
     return producer
 
 
-def make_consumer(
-    settings: Kafka,
-    group: str | None,
-    *topics: str,
-    max_poll_interval_s: float = 300.0,
-    name: str = "penstock",
-    notice_s: float = math.inf,
-    member: MemberData | None = None,
-) -> AIOKafkaConsumer:
-    """A consumer with manual commits, not yet started; it begins at the first record.
-
-    Args:
-        settings: where, and how long a session lasts.
-        group: its group; None for none.
-        topics: their full names.
-        max_poll_interval_s: seconds between two polls after which it leaves the group.
-        name: its client id at the broker.
-        notice_s: seconds within which it learns of a rebalance; a third of a session at most.
-        member: what it says of itself to those who describe its group.
-    """
-    return AIOKafkaConsumer(
-        *topics,
-        **arguments(settings),
-        client_id=name,
-        group_id=group,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        session_timeout_ms=int(settings.session_timeout_s * 1000),
-        # A broker that is frozen, and not gone. A rebalance waits for up to one session.
-        request_timeout_ms=int(settings.session_timeout_s * 2000),
-        heartbeat_interval_ms=int(min(settings.session_timeout_s / 3, notice_s) * 1000),
-        max_poll_interval_ms=int(max_poll_interval_s * 1000),
-        metadata_max_age_ms=5_000,
-        isolation_level="read_committed",
-        partition_assignment_strategy=(assignor(member),),
-    )
+def make_consumer(settings: Kafka, group: str | None, *topics: str, **options: Any) -> Consumer:
+    """A consumer, not yet started; see `Consumer`."""
+    return Consumer(settings, group, *topics, **options)
 
 
-Client = TypeVar("Client", AIOKafkaProducer, AIOKafkaConsumer)
+Client = TypeVar("Client", bound=AIOKafkaProducer | Consumer)
 
 
 @contextmanager
@@ -199,22 +155,14 @@ def own_cancellation() -> Iterator[None]:
         raise asyncio.CancelledError
 
 
-async def start(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+async def start(client: AIOKafkaProducer | Consumer) -> None:
     """Starts a producer or consumer; closes its connections if that fails or is cancelled.
 
     Raises:
         KafkaUnavailable: no broker answered.
         KafkaRefused: a broker refuses this process.
     """
-    inner = _inner(client)
-    await _start(client.start(), client.stop, inner)
-    if isinstance(client, AIOKafkaConsumer):
-        FetchWait(client._fetcher, time.monotonic, rests=SHORT_RESTS)  # noqa: SLF001 (as above)
-        Reachability(inner)
-
-
-def _inner(client: AIOKafkaProducer | AIOKafkaConsumer) -> AIOKafkaClient:
-    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 (it has no other way in)
+    await _start(client.start(), client.stop, client.client)
 
 
 async def _start(
@@ -250,7 +198,7 @@ async def _start(
         raise KafkaUnavailable(f"{error} (at {servers})") from error
 
 
-async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
+async def stop(client: AIOKafkaProducer | Consumer) -> None:
     """Stops a producer or consumer; closes its connections in any case.
 
     A client that cancels a part of itself meanwhile has stopped as well.
@@ -261,17 +209,15 @@ async def stop(client: AIOKafkaProducer | AIOKafkaConsumer) -> None:
     timer: asyncio.TimerHandle | None = None
     if isinstance(client, AIOKafkaProducer) and client._sender.sender_task is not None:  # noqa: SLF001 (as above)
         timer = asyncio.get_running_loop().call_later(STOP_S, client._sender.sender_task.cancel)  # noqa: SLF001 (as above)
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
-    inner = _inner(client)
-    begin_close(inner)
+    begin_close(client.client)
     try:
-        await client.stop()
+        with own_cancellation():
+            await client.stop()
     except BaseException as error:
         # Fails closed: after some failures `stop` raises before it has closed its connections. All
         # are raised again but a cancellation that the client made itself.
-        await inner.close()
-        if not isinstance(error, asyncio.CancelledError) or (task is not None and task.cancelling() > before):
+        await client.client.close()
+        if not isinstance(error, KafkaUnavailable):
             raise
     finally:
         if timer is not None:

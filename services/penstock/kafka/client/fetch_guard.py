@@ -24,10 +24,9 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
-from aiokafka.structs import OffsetAndMetadata
 
 from penstock.core.position import Position
-from penstock.errors import SessionLost
+from penstock.errors import KafkaUnavailable
 from penstock.kafka.client import lineage
 
 log = logging.getLogger(__name__)
@@ -91,9 +90,13 @@ class FetchGuard:
         return self._broken
 
     def ensure(self) -> None:
-        """Raises `SessionLost` if a partition is broken."""
+        """Ends the reader of a broken partition; the next consumer checks its position.
+
+        Raises:
+            KafkaUnavailable: a partition is broken.
+        """
         for tp, why in self._broken.items():
-            raise SessionLost(f"{tp.topic}/{tp.partition} is not the log that was read: {why}")
+            raise KafkaUnavailable(f"{tp.topic}/{tp.partition} is not the log that was read: {why}")
 
     def start(self, positions: Mapping[TopicPartition, Position]) -> None:
         """Guards partitions from these checked positions on."""
@@ -201,34 +204,6 @@ class FetchGuard:
                     "reason": why,
                 },
             )
-
-
-def identify_commits(consumer: AIOKafkaConsumer, guard: FetchGuard) -> None:
-    """Adds the identity of each position to what a consumer commits, as the commit's metadata.
-
-    Args:
-        consumer: started.
-        guard: of the consumer.
-    """
-    commit = consumer.commit
-
-    async def commit_identified(
-        offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None,
-    ) -> None:
-        if offsets is None:
-            subscription = consumer._subscription.subscription  # noqa: SLF001 (as the client does)
-            assigned = subscription.assignment if subscription is not None else None
-            if assigned is None:
-                await commit()  # raises the error of a consumer without partitions
-                return
-            offsets = assigned.all_consumed_offsets()
-        identified = {}
-        for tp, given in offsets.items():
-            offset = given if isinstance(given, int) else given.offset
-            identified[tp] = OffsetAndMetadata(offset, guard.position(tp, offset).identity())
-        await commit(identified)
-
-    consumer.commit = commit_identified
 
 
 class _Client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaConnectionError
 
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.errors import KafkaUnavailable
@@ -56,11 +55,8 @@ async def wait_kafka(settings: Kafka, *, timeout_s: float) -> None:
     """
 
     async def probe() -> None:
-        try:
-            async with admin_client(settings) as client:
-                await client.list_topics()
-        except KafkaConnectionError as error:
-            raise KafkaUnavailable(f"Kafka: {error!r}") from error
+        async with admin_client(settings) as client:
+            await client.list_topics()
 
     try:
         await retry_until_available(

@@ -17,7 +17,6 @@ from aiokafka import TopicPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import LeaderNotAvailableError, UnknownTopicOrPartitionError, for_code
 from aiokafka.protocol.abstract import AbstractType
-from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
     Array,
     Boolean,
@@ -32,6 +31,7 @@ from aiokafka.protocol.types import (
 )
 
 from penstock.core.position import EpochEnd
+from penstock.kafka.client.protocol import RequestOf, struct
 
 _NO_EPOCH = -1
 
@@ -46,10 +46,19 @@ class _Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
         return data.read(16)
 
 
-class _MetadataResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
-    API_KEY = 3
-    API_VERSION = 12
-    SCHEMA = Schema(
+_METADATA = struct(
+    3,
+    12,
+    Schema(
+        (
+            "topics",
+            CompactArray(("topic_id", _Uuid), ("name", CompactString("utf-8")), ("tags", TaggedFields)),
+        ),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    ),
+    Schema(
         ("throttle_time_ms", Int32),
         (
             "brokers",
@@ -88,39 +97,27 @@ class _MetadataResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
             ),
         ),
         ("tags", TaggedFields),
-    )
+    ),
+    flexible=True,
+)
 
-
-class _MetadataRequestStruct(RequestStruct):  # type: ignore[misc]  # aiokafka is untyped
-    API_KEY = 3
-    API_VERSION = 12
-    FLEXIBLE_VERSION = True
-    RESPONSE_TYPE = _MetadataResponse
-    SCHEMA = Schema(
+_EPOCH_END = struct(
+    23,
+    3,
+    Schema(
+        ("replica_id", Int32),
         (
             "topics",
-            CompactArray(("topic_id", _Uuid), ("name", CompactString("utf-8")), ("tags", TaggedFields)),
+            Array(
+                ("topic", String("utf-8")),
+                (
+                    "partitions",
+                    Array(("partition", Int32), ("current_leader_epoch", Int32), ("leader_epoch", Int32)),
+                ),
+            ),
         ),
-        ("allow_auto_topic_creation", Boolean),
-        ("include_topic_authorized_operations", Boolean),
-        ("tags", TaggedFields),
-    )
-
-
-class _MetadataRequest(Request[_MetadataRequestStruct]):  # type: ignore[misc]  # aiokafka is untyped
-    API_KEY = 3
-
-    def __init__(self, topics: Collection[str]) -> None:
-        self._topics = topics
-
-    def build(self, request_struct_class: type[_MetadataRequestStruct]) -> _MetadataRequestStruct:
-        return request_struct_class([(bytes(16), name, {}) for name in self._topics], False, False, {})  # noqa: FBT003 (fields of the wire)
-
-
-class _EpochEndResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
-    API_KEY = 23
-    API_VERSION = 3
-    SCHEMA = Schema(
+    ),
+    Schema(
         ("throttle_time_ms", Int32),
         (
             "topics",
@@ -137,39 +134,8 @@ class _EpochEndResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
                 ),
             ),
         ),
-    )
-
-
-class _EpochEndRequestStruct(RequestStruct):  # type: ignore[misc]  # aiokafka is untyped
-    API_KEY = 23
-    API_VERSION = 3
-    RESPONSE_TYPE = _EpochEndResponse
-    SCHEMA = Schema(
-        ("replica_id", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                (
-                    "partitions",
-                    Array(("partition", Int32), ("current_leader_epoch", Int32), ("leader_epoch", Int32)),
-                ),
-            ),
-        ),
-    )
-
-
-class _EpochEndRequest(Request[_EpochEndRequestStruct]):  # type: ignore[misc]  # aiokafka is untyped
-    API_KEY = 23
-
-    def __init__(self, epochs: Mapping[TopicPartition, int]) -> None:
-        self._epochs = epochs
-
-    def build(self, request_struct_class: type[_EpochEndRequestStruct]) -> _EpochEndRequestStruct:
-        topics: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        for tp, epoch in self._epochs.items():
-            topics[tp.topic].append((tp.partition, _NO_EPOCH, epoch))
-        return request_struct_class(-1, list(topics.items()))
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +164,10 @@ async def describe(client: AIOKafkaClient, topics: Collection[str]) -> dict[Topi
     node = client.get_random_node()
     if node is None:
         raise LeaderNotAvailableError("no broker is known")
-    answer: Any = await client.send(node, _MetadataRequest(topics))
+    answer: Any = await client.send(
+        node,
+        RequestOf(_METADATA, [(bytes(16), name, {}) for name in topics], False, False, {}),  # noqa: FBT003 (fields of the wire)
+    )
     logs: dict[TopicPartition, Log] = {}
     for error, name, topic_id, _internal, partitions, _operations, _tags in answer.topics:
         _raise_for(error, name)
@@ -228,7 +197,10 @@ async def epoch_ends(
         by_node[node][tp] = epoch
     ends: dict[TopicPartition, EpochEnd | None] = {}
     for node, asked in by_node.items():
-        answer: Any = await client.send(node, _EpochEndRequest(asked))
+        topics: defaultdict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for tp, epoch in asked.items():
+            topics[tp.topic].append((tp.partition, _NO_EPOCH, epoch))
+        answer: Any = await client.send(node, RequestOf(_EPOCH_END, -1, list(topics.items())))
         for topic, partitions in answer.topics:
             for error, number, epoch, end in partitions:
                 _raise_for(error, f"{topic}/{number}")

@@ -9,10 +9,8 @@ would hold up all others, and the end of the client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet, ref
+from weakref import WeakSet
 
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 
@@ -24,50 +22,76 @@ CLOSE_S = 1.0
 CONNECT_S = 10.0
 
 
-class _Limits:
-    """The time limits of the connections that a client is opening."""
+class _Connections:
+    """The connections that a client opens, one after the other.
+
+    Args:
+        client: before its first request; its own methods go through here from now on.
+    """
 
     def __init__(self, client: AIOKafkaClient) -> None:
-        # The client is a key of `_limits`, which must not keep it alive.
-        self._client = ref(client)
+        self._client = client
+        self._connect, self._close = client._get_conn, client.close  # noqa: SLF001 (the client has no hook)
+        client._get_conn, client.close = self._connection_of, self._close_all  # noqa: SLF001 (see above)
+        self._known: WeakSet[Any] = WeakSet()
+        self._connecting: set[asyncio.Task[Any]] = set()
         self._closing = False
         # A call from another thread may outlive the client, and would leave its connection open.
-        self.closed = False
-        self._limits: set[asyncio.Timeout] = set()
-        # The client opens one connection after the other: the time of one must not count for the
-        # next.
+        self._closed = False
+        # The time of one connection must not count for the next.
         self._turn = asyncio.Lock()
+        # The limit of the connection that is being opened.
+        self._limit: asyncio.Timeout | None = None
 
-    async def limited(self, connect: Callable[[], Awaitable[Any]]) -> Any:
-        """The connection; None without one in time or after the end, as the client answers then."""
-        async with self._turn:
-            if self.closed:
-                return None
-            try:
-                async with asyncio.timeout(CLOSE_S if self._closing else CONNECT_S) as limit:
-                    self._limits.add(limit)
-                    try:
-                        return await connect()
-                    finally:
-                        self._limits.discard(limit)
-            except TimeoutError:
-                if (client := self._client()) is not None:
-                    # As the client does when a broker does not answer.
-                    client.force_metadata_update()
-                return None
-
-    def shorten(self) -> None:
-        """Ends all blocks within `CLOSE_S` seconds from now, or from their beginnings."""
+    def begin_close(self) -> None:
+        """Ends the wait for each connection within `CLOSE_S` seconds."""
         self._closing = True
         until_s = asyncio.get_running_loop().time() + CLOSE_S
-        for limit in self._limits:
-            if limit.expired():
-                continue
-            when_s = limit.when()
-            limit.reschedule(until_s if when_s is None else min(when_s, until_s))
+        if (limit := self._limit) is not None and not limit.expired():
+            limit.reschedule(min(limit.when() or until_s, until_s))
 
+    async def _connection_of(
+        self, node: int, *, group: ConnectionGroup = ConnectionGroup.DEFAULT, **options: Any
+    ) -> Any:
+        connection = self._client._conns.get((node, group))  # noqa: SLF001 (as the client does)
+        if connection is None or not connection.connected():
+            # In a task of its own, which ends although its caller is cancelled.
+            task = asyncio.ensure_future(self._open(node, group=group, **options))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+            task.add_done_callback(_retrieve)
+            connection = await asyncio.shield(task)
+        if connection is not None and connection not in self._known:
+            self._known.add(connection)
+            if (writer := connection._writer) is not None:  # noqa: SLF001 (see above)
+                end_when_peer_vanishes(writer.transport)
+        return connection
 
-_limits: WeakKeyDictionary[AIOKafkaClient, _Limits] = WeakKeyDictionary()
+    async def _open(self, node: int, **options: Any) -> Any:
+        """The connection; None without one in time or after the end, as the client answers then."""
+        async with self._turn:
+            if self._closed:
+                return None
+            try:
+                async with asyncio.timeout(CLOSE_S if self._closing else CONNECT_S) as self._limit:
+                    return await self._connect(node, **options)
+            except TimeoutError:
+                # As the client does when a broker does not answer.
+                self._client.force_metadata_update()
+                return None
+            finally:
+                self._limit = None
+
+    async def _close_all(self) -> None:
+        self._closed = True
+        await self._close()
+        if self._connecting:
+            _done, pending = await asyncio.wait(set(self._connecting), timeout=CLOSE_S)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+            # Those that were opened meanwhile.
+            await self._close()
 
 
 def begin_close(client: AIOKafkaClient | None) -> None:
@@ -75,8 +99,9 @@ def begin_close(client: AIOKafkaClient | None) -> None:
 
     A consumer leaves its group first, for which it may need one.
     """
-    if client is not None and (limits := _limits.get(client)):
-        limits.shorten()
+    connections: _Connections | None = getattr(client, "connections", None)
+    if connections is not None:
+        connections.begin_close()
 
 
 def guard_connections(client: AIOKafkaClient) -> None:
@@ -88,43 +113,8 @@ def guard_connections(client: AIOKafkaClient) -> None:
     Args:
         client: of a producer, consumer or admin client, before its first request.
     """
-    connect, close = client._get_conn, client.close  # noqa: SLF001 (the client has no hook)
-    done: WeakSet[Any] = WeakSet()
-    connecting: set[asyncio.Task[Any]] = set()
-    limits = _limits[client] = _Limits(client)
-
-    async def open_connection(node: int, **options: Any) -> Any:
-        # In a task of its own, which ends although its caller is cancelled.
-        task = asyncio.ensure_future(limits.limited(partial(connect, node, **options)))
-        connecting.add(task)
-        task.add_done_callback(connecting.discard)
-        task.add_done_callback(_retrieve)
-        return await asyncio.shield(task)
-
-    async def connection_of(
-        node: int, *, group: ConnectionGroup = ConnectionGroup.DEFAULT, **options: Any
-    ) -> Any:
-        connection = client._conns.get((node, group))  # noqa: SLF001 (as the client does)
-        if connection is None or not connection.connected():
-            connection = await open_connection(node, group=group, **options)
-        if connection is not None and connection not in done:
-            done.add(connection)
-            if (writer := connection._writer) is not None:  # noqa: SLF001 (see above)
-                end_when_peer_vanishes(writer.transport)
-        return connection
-
-    async def close_all() -> None:
-        limits.closed = True
-        await close()
-        if connecting:
-            _done, pending = await asyncio.wait(set(connecting), timeout=CLOSE_S)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-            # Those that were opened meanwhile.
-            await close()
-
-    client._get_conn, client.close = connection_of, close_all  # noqa: SLF001 (see above)
+    if getattr(client, "connections", None) is None:
+        client.connections = _Connections(client)
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

@@ -1,7 +1,7 @@
 """The user data by which a member of a type's group of workers describes itself.
 
-Kafka returns user data with the description of a group, so it needs no topic and no table. Members
-of an earlier release have none, and other clients may have anything: unreadable data is ignored.
+Kafka returns user data with the description of a group, so it needs no topic and no table. Other
+clients may have none, or anything: unreadable data is ignored.
 """
 
 from __future__ import annotations

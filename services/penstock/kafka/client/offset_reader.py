@@ -7,13 +7,14 @@ import time
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.core.offset_tracker import Partition
 from penstock.core.position import Position, Start
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.client.connection import make_consumer, running, translated
+from penstock.kafka.client.consumer import Consumer
 from penstock.kafka.client.positions import Commit, check, commits_of_logs
 from penstock.settings import Kafka
 
@@ -31,7 +32,7 @@ class OffsetReader:
         prefix: put before the name of every topic.
     """
 
-    def __init__(self, consumer: AIOKafkaConsumer, prefix: str) -> None:
+    def __init__(self, consumer: Consumer, prefix: str) -> None:
         self._consumer = consumer
         self._prefix = prefix
         # A read replaces the consumer's assignment, so there is one at a time.
@@ -51,12 +52,17 @@ class OffsetReader:
         return [self._prefix + topic for topic in topics if self._prefix + topic not in existing]
 
     async def partitions(self, topic: str) -> int:
-        """The number of partitions of a topic (bare name), which exists.
+        """The number of partitions of a topic (bare name).
 
         Raises:
-            KafkaUnavailable: no broker answered.
+            KafkaUnavailable: no broker answered, or the topic does not exist.
         """
-        return await count_partitions(self._consumer, self._prefix + topic)
+        with translated():
+            cluster = await self._consumer.client.fetch_all_metadata()
+        found = cluster.partitions_for_topic(self._prefix + topic)
+        if not found:
+            raise KafkaUnavailable(f"there is no topic {self._prefix + topic}; create the topics first")
+        return len(found)
 
     async def require(self, topics: Iterable[str]) -> None:
         """Waits a moment for `topics` (bare names) to exist: a broker may not know a new topic yet.
@@ -70,16 +76,6 @@ class OffsetReader:
             if time.monotonic() > deadline_s:
                 raise KafkaUnavailable(f"no such topic: {', '.join(missing)}; create the topics first")
             await asyncio.sleep(0.2)
-
-    async def bounds(
-        self, partitions: Collection[Partition]
-    ) -> tuple[dict[Partition, int], dict[Partition, int]]:
-        """The offset of the oldest record of each partition, and the offset behind its newest.
-
-        Raises:
-            KafkaUnavailable: no broker answered.
-        """
-        return await self.beginnings(partitions), await self.ends(partitions)
 
     async def beginnings(self, partitions: Collection[Partition]) -> dict[Partition, int]:
         """The offset of the oldest record of each partition.
@@ -147,20 +143,6 @@ class OffsetReader:
         if found is None or found < offset:
             topic, number = partition
             raise SessionLost(f"Faust has skipped {topic}/{number} from {expected} to {offset}")
-
-
-async def count_partitions(consumer: AIOKafkaConsumer, topic: str) -> int:
-    """The number of partitions of a topic (full name).
-
-    Raises:
-        KafkaUnavailable: no broker answered, or the topic does not exist.
-    """
-    with translated():
-        cluster = await consumer._client.fetch_all_metadata()  # noqa: SLF001 (it has no other way in)
-    found = cluster.partitions_for_topic(topic)
-    if not found:
-        raise KafkaUnavailable(f"there is no topic {topic}; create the topics first")
-    return len(found)
 
 
 @asynccontextmanager

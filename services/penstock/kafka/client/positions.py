@@ -70,7 +70,7 @@ async def check(
     """
     if not positions:
         return {}
-    client = consumer._client  # noqa: SLF001 (it has no other way in)
+    client = consumer.client
     with translated():
         logs = await lineage.describe(client, sorted({tp.topic for tp in positions}))
         begins = await consumer.beginning_offsets(list(positions))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from penstock.errors import KafkaUnavailable
-from penstock.kafka.client.connection import make_consumer, own_cancellation, running, start, stop, translated
+from penstock.contracts.ready import MARKER, ReadyTask
+from penstock.errors import InvalidRecord, KafkaUnavailable
+from penstock.kafka.client.connection import make_consumer, running, translated
+from penstock.kafka.client.consumer import Consumer
 from penstock.settings import Kafka
+
+log = logging.getLogger(__name__)
 
 
 async def records_of(settings: Kafka, topic: str, partitions: int) -> AsyncIterator[Any]:
@@ -39,67 +43,38 @@ async def records_of(settings: Kafka, topic: str, partitions: int) -> AsyncItera
                         yield record
 
 
-class RecordReader:
-    """Reads records from given offsets on. A consumer that has read is kept for the next read.
+async def read_within(
+    settings: Kafka, offsets: Mapping[TopicPartition, int], limit: int, *, within_s: float
+) -> dict[TopicPartition, list[Any]]:
+    """As `read_records`, by a consumer of its own.
 
     Args:
         settings: where.
-        reads: most reads at a time; others wait.
+        offsets: see `read_records`.
+        limit: see `read_records`.
+        within_s: seconds for all.
+
+    Raises:
+        KafkaUnavailable: no broker answered in time.
+        KafkaRefused: this user may not read the topic.
     """
-
-    def __init__(self, settings: Kafka, reads: int) -> None:
-        self._settings = settings
-        self._reads = asyncio.Semaphore(reads)
-        self._idle: list[AIOKafkaConsumer] = []
-
-    async def read(
-        self, offsets: Mapping[TopicPartition, int], limit: int, *, within_s: float
-    ) -> dict[TopicPartition, list[Any]]:
-        """The records from given offsets on, at most `limit` of each partition.
-
-        Args:
-            offsets: by partition, the first offset; the oldest record, if that is gone.
-            limit: most records of a partition.
-            within_s: seconds for all, a wait for other reads included.
-
-        Raises:
-            KafkaUnavailable: no broker answered in time.
-            KafkaRefused: this user may not read the topic.
-        """
-        try:
-            async with asyncio.timeout(within_s), self._reads, self._consumer() as consumer:
-                with translated():
-                    return await read_records(consumer, offsets, limit)
-        except TimeoutError as error:
-            raise KafkaUnavailable(f"no broker returned the records within {within_s:g} s") from error
-
-    async def close(self) -> None:
-        """Closes the consumers; no read may be under way."""
-        while self._idle:
-            await stop(self._idle.pop())
-
-    @asynccontextmanager
-    async def _consumer(self) -> AsyncIterator[AIOKafkaConsumer]:
-        with own_cancellation():
-            kept = bool(self._idle)
-            consumer = self._idle.pop() if kept else make_consumer(self._settings, None)
-            try:
-                if not kept:
-                    await start(consumer)
-                yield consumer
-                # Otherwise it would go on fetching. After `unsubscribe` the client's fetcher may
-                # fail.
-                consumer.assign([])
-            except BaseException:
-                await stop(consumer)
-                raise
-            self._idle.append(consumer)
+    try:
+        async with asyncio.timeout(within_s), running(make_consumer(settings, None)) as consumer:
+            with translated():
+                return await read_records(consumer, offsets, limit)
+    except TimeoutError as error:
+        raise KafkaUnavailable(f"no broker returned the records within {within_s:g} s") from error
 
 
 async def read_records(
-    consumer: AIOKafkaConsumer, offsets: Mapping[TopicPartition, int], limit: int
+    consumer: Consumer, offsets: Mapping[TopicPartition, int], limit: int
 ) -> dict[TopicPartition, list[Any]]:
-    """As `RecordReader.read`, with a consumer outside all groups, and without a limit of time.
+    """The records from given offsets on.
+
+    Args:
+        consumer: outside all groups.
+        offsets: by partition, the first offset; the oldest record, if that is gone.
+        limit: most records of a partition.
 
     Raises:
         KafkaError: of the client library.
@@ -114,6 +89,27 @@ async def read_records(
         for tp, records in (await consumer.getmany(*left, timeout_ms=500)).items():
             found[tp] += records
     return {tp: records[:limit] for tp, records in found.items()}
+
+
+def ready_task(record: Any, type_name: str) -> ReadyTask | None:
+    """The task of a record of a type's ready topic; None for a mark and for an invalid record."""
+    if record.value == MARKER:
+        return None
+    try:
+        return ReadyTask.decode(record.value or b"", type_name)
+    except InvalidRecord as invalid:
+        # Only task-sync writes here. The records behind a foreign one must not wait for it.
+        log.error(  # noqa: TRY400 (the error is a field)
+            "Skipped an invalid record of a ready topic",
+            extra={
+                "event": "ready_record_skipped",
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "error": str(invalid),
+            },
+        )
+        return None
 
 
 async def delete_before(admin: AIOKafkaAdminClient, offsets: Mapping[TopicPartition, int]) -> None:

@@ -1,8 +1,8 @@
 """TLS and SASL of every Kafka client, and the reason why a broker refused one.
 
-This is the one place that makes aiokafka's arguments of the settings: for producers, consumers,
-admin clients and, by `faust_app`, for the processors. It fails closed: brokers' certificates and
-names are always verified, without a fallback.
+This is the one place that makes aiokafka's arguments of the settings: for producers, consumers and
+admin clients. It fails closed: brokers' certificates and names are always verified, without a
+fallback.
 """
 
 from __future__ import annotations

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import faust
-from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
-from faust.auth import OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.types import TP
-from faust.types.auth import CredentialsT
 
 from penstock.core.offset_tracker import Partition
-from penstock.core.position import Position
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.client import positions
 from penstock.kafka.client.connection import translated
-from penstock.kafka.client.fetch_guard import FetchGuard
+from penstock.kafka.client.consumer import Consumer
+from penstock.kafka.client.fetch_wait import RESTS
 from penstock.kafka.client.offset_reader import OffsetReader
-from penstock.kafka.client.security import arguments
 from penstock.kafka.processing.faust_consumer import consumer_type
 from penstock.kafka.topology.topics import service_group
 from penstock.settings import Kafka
@@ -59,13 +56,32 @@ class FaustApp:
         linger_s: float = 0.0,
     ) -> None:
         self._prefix = settings.prefix
-        session_s = settings.session_timeout_s
+        self._consumer: Consumer | None = None
+        self._make = partial(
+            Consumer,
+            settings,
+            service_group(settings.prefix, name),
+            name=f"{name}-{uuid.uuid4().hex[:8]}",
+            # The other members learn within a second that one of them was removed.
+            notice_s=1.0,
+            linger_s=linger_s,
+            rests=RESTS,
+            # How long a rebalance waits for a member whose loop is stalled.
+            rebalance_timeout_ms=int(2000 * settings.session_timeout_s),
+            # A request to join waits for the rebalance.
+            request_timeout_ms=int(1000 * max(40.0, settings.session_timeout_s)),
+            # Too many records in flight pause reading; the stall detector must end the process
+            # before the group drops it.
+            max_poll_interval_ms=int(1000 * max(300.0, stall_timeout_s * 2)),
+            # New partitions are found within two seconds instead of five minutes.
+            metadata_max_age_ms=2000,
+            isolation_level="read_uncommitted",
+        )
         # `Any`: Faust's own types lack half of the attributes that are used here.
         self._app: Any = faust.App(
             service_group(settings.prefix, name),
-            broker=[f"aiokafka://{server.strip()}" for server in settings.kafka.split(",")],
-            broker_credentials=_credentials(settings),
-            broker_client_id=f"{name}-{uuid.uuid4().hex[:8]}",
+            # `_make_consumer` knows the servers.
+            broker="aiokafka://",
             loop=asyncio.get_running_loop(),
             autodiscover=False,
             web_enabled=False,
@@ -80,26 +96,15 @@ class FaustApp:
             stream_buffer_maxsize=1024,
             # A fast path of its extension modules that is off by default.
             cython_optimizations=True,
-            broker_session_timeout=session_s,
-            # The other members learn within a second that one of them was removed.
-            broker_heartbeat_interval=min(session_s / 3, 1.0),
-            # How long a rebalance waits for a member whose loop is stalled.
-            broker_rebalance_timeout=2 * session_s,
-            # Must not be below the session timeout.
-            broker_request_timeout=max(40.0, session_s),
-            # Too many records in flight pause reading; the stall detector must end the process
-            # before the group drops it.
-            broker_max_poll_interval=max(300.0, stall_timeout_s * 2),
             # It has nothing to commit. Its own detectors only log, and report idle partitions too.
             broker_commit_interval=NEVER_S,
             broker_commit_livelock_soft_timeout=NEVER_S,
             stream_processing_timeout=NEVER_S,
-            consumer_auto_offset_reset="earliest",
-            # New partitions are found within two seconds instead of five minutes.
-            consumer_metadata_max_age_ms=2000,
         )
         transport: Any = self._app.transport
-        transport.Consumer = consumer_type(linger_s)
+        transport.Consumer = consumer_type(self._make_consumer)
+        # It writes nothing.
+        self._app.boot_strategy.enable_kafka_producer = False
         for topic, agent in agents.items():
             source = self._app.topic(
                 settings.prefix + topic,
@@ -112,7 +117,7 @@ class FaustApp:
             )
             self._app.agent(source, name=f"{name}.{topic}")(agent)
         self._app.on_partitions_revoked.connect(_without_arguments(before_rebalance))
-        self._app.on_partitions_revoked.connect(_without_arguments(self._forget_starts))
+        self._app.on_partitions_revoked.connect(_without_arguments(self._clear_starts))
         self._app.on_rebalance_complete.connect(_without_arguments(after_rebalance))
 
     @property
@@ -129,19 +134,19 @@ class FaustApp:
         """Checks that Faust is alive: a crash of its parts does not end it.
 
         Raises:
-            SessionLost: it has crashed, or reads another log than it read before.
+            SessionLost: it has crashed.
+            KafkaUnavailable: it reads another log than it read before.
         """
         if self._app.crashed:
             raise SessionLost(f"Faust has crashed: {self._app.crash_reason!r}")
-        if (guard := self._guard) is not None:
-            # The next process checks its positions at its start.
-            guard.ensure()
+        if self._consumer is not None:
+            self._consumer.guard.ensure()
 
     async def watch(self) -> None:
         """Checks repeatedly until cancelled.
 
         Raises:
-            SessionLost: see `check`.
+            SessionLost, KafkaUnavailable: see `check`.
         """
         while True:
             self.check()
@@ -171,83 +176,34 @@ class FaustApp:
         Raises:
             KafkaUnavailable: no broker answered, or the assignment has just been replaced.
         """
-        committed = await self.rewind()
-        identities = await self._identities()
-        starts = await offsets.check(
-            {
-                TopicPartition(self._prefix + topic, number): None
-                if offset is None
-                else Position.from_stored(offset, identities.get(TP(self._prefix + topic, number)))
-                for (topic, number), offset in committed.items()
-            }
-        )
-        positions.report(starts)
-        if (guard := self._guard) is not None:
-            guard.start({tp: start.position for tp, start in starts.items()})
-        bare = len(self._prefix)
-        found = {(tp.topic[bare:], tp.partition): start.position.offset for tp, start in starts.items()}
-        await self.seek(found)
-        # Faust seeks to the commits once more before records flow; see `faust_consumer`.
-        self._app.consumer.starts = {
-            TP(tp.topic, tp.partition): start.position.offset for tp, start in starts.items()
-        }
-        if moved := {tp: start.position.offset for tp, start in starts.items() if start.moved}:
-            await self.commit({(tp.topic[bare:], tp.partition): offset for tp, offset in moved.items()})
-        return found
-
-    @property
-    def _guard(self) -> FetchGuard | None:
-        """The guard of the consumer; None before it runs."""
-        guard: FetchGuard | None = getattr(getattr(self._app.consumer, "_thread", None), "guard", None)
-        return guard
-
-    async def _forget_starts(self) -> None:
-        self._app.consumer.starts = {}
-        if (guard := self._guard) is not None:
-            guard.forget()
-
-    async def _identities(self) -> dict[TP, str]:
-        """The identities that are committed with the offsets of the assigned partitions."""
-        consumer = self._app.consumer
-        if not (assigned := consumer.assignment()):
+        if (consumer := self._consumer) is None or not (assigned := consumer.assignment()):
             return {}
+        by_faust = self._app.consumer
         try:
-            found: dict[TP, str] = await consumer.committed_identities(assigned)
-        except KafkaError as error:
-            raise KafkaUnavailable(f"Kafka: {error!r}") from error
-        return found
-
-    async def rewind(self) -> dict[Partition, int | None]:
-        """Seeks to the committed offsets; returns them by partition, None where there is none.
-
-        Raises:
-            KafkaUnavailable: no broker answered, or the assignment has just been replaced.
-        """
-        consumer = self._app.consumer
-        if not consumer.assignment():
-            return {}
-        try:
-            committed = await consumer.seek_to_committed()
-        except (KafkaError, AssertionError) as error:  # the client asserts that something is assigned
-            raise KafkaUnavailable(f"Kafka: {error!r}") from error
-        bare = len(self._prefix)
-        return {(tp.topic[bare:], tp.partition): offset for tp, offset in committed.items()}
-
-    async def seek(self, starts: Mapping[Partition, int]) -> None:
-        """Continues from these offsets, and discards records that were fetched before.
-
-        `rewind` does not suffice: the client seeks only partitions with a committed offset above 0,
-        and Faust keeps the position up to which it has read.
-
-        Raises:
-            KafkaUnavailable: no broker answered, or the assignment has just been replaced.
-        """
-        wanted = {TP(self._prefix + topic, number): offset for (topic, number), offset in starts.items()}
-        try:
-            if wanted:
-                await self._app.consumer.seek_wait(wanted)
+            starts = await offsets.check(await consumer.committed_positions(assigned))
+            positions.report(starts)
+            consumer.guard.start({tp: start.position for tp, start in starts.items()})
+            found = {TP(*tp): start.position.offset for tp, start in starts.items()}
+            # By Faust, which keeps the position up to which it has read.
+            await by_faust.seek_wait(found)
         except (KafkaError, TimeoutError) as error:
             raise KafkaUnavailable(f"Kafka: {error!r}") from error
+        # Faust seeks to the commits once more before records flow; see `faust_consumer`.
+        by_faust.starts = found
+        # By names without the prefix.
+        bare = {tp: (tp.topic.removeprefix(self._prefix), tp.partition) for tp in found}
+        if moved := {bare[tp]: offset for tp, offset in found.items() if starts[tp].moved}:
+            await self.commit(moved)
+        return {bare[tp]: offset for tp, offset in found.items()}
+
+    def _make_consumer(self) -> Consumer:
+        self._consumer = self._make()
+        return self._consumer
+
+    async def _clear_starts(self) -> None:
+        self._app.consumer.starts = {}
+        if self._consumer is not None:
+            self._consumer.guard.forget()
 
     async def commit(self, offsets: Mapping[Partition, int]) -> bool:
         """Commits offsets of assigned partitions; False while the group rebalances."""
@@ -255,22 +211,6 @@ class FaustApp:
         # The driver's method: the layers of Faust above it lose records. Its errors crash the
         # application, which `check` finds.
         return bool(await self._app.consumer._commit(wanted))  # noqa: SLF001 (see above)
-
-
-def _credentials(settings: Kafka) -> CredentialsT | None:
-    """The arguments of every other client as Faust's classes; None is PLAINTEXT."""
-    options = arguments(settings)
-    context = options.get("ssl_context")
-    if provider := options.get("sasl_oauth_token_provider"):
-        return OAuthCredentials(oauth_cb=provider, ssl_context=context)
-    if mechanism := options.get("sasl_mechanism"):
-        return SASLCredentials(
-            username=options["sasl_plain_username"],
-            password=options["sasl_plain_password"],
-            mechanism=mechanism,
-            ssl_context=context,
-        )
-    return SSLCredentials(context) if context is not None else None
 
 
 def _without_arguments(work: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[None]]:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from aiokafka import TopicPartition
-from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread, Consumer
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 from faust.types import TP
 from mode.utils.futures import maybe_async
 
-from penstock.kafka.client.fetch_guard import FetchGuard, identify_commits
-from penstock.kafka.client.fetch_wait import FetchWait
-from penstock.kafka.client.links import begin_close, guard_connections
-from penstock.kafka.client.reachability import Reachability
+from penstock.kafka.client.connection import stop
+from penstock.kafka.client.consumer import Consumer
 
 # A subclass of Faust's services logs under its own module. Ours log under Faust's name, which
 # `logs.quiet_libraries` silences.
@@ -59,22 +56,13 @@ class LoopThread(AIOKafkaConsumerThread):
 
     logger = _LOGGER
     Worker: Any = LoopWorker
-    guard: FetchGuard | None = None
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Calls a function of the client; Faust would queue it for the thread."""
         return await maybe_async(fun(*args, **options))
 
-    async def on_start(self) -> None:
-        """Adds what each of our clients has."""
-        await super().on_start()
-        assert self._consumer is not None
-        guard_connections(self._consumer._client)  # noqa: SLF001 (it has no other way in)
-        linger_s: float = self.consumer.linger_s  # type: ignore[attr-defined]  # it is a `LoopConsumer`
-        FetchWait(self._consumer._fetcher, time.monotonic, linger_s)  # noqa: SLF001 (see above)
-        Reachability(self._consumer._client)  # noqa: SLF001 (see above)
-        self.guard = FetchGuard(self._consumer)
-        identify_commits(self._consumer, self.guard)
+    def _create_worker_consumer(self, _transport: Any) -> Consumer:
+        return self.consumer.make()  # type: ignore[attr-defined, no-any-return]  # it is a `LoopConsumer`
 
     async def stop(self) -> None:
         """Stops the client and waits until it has ended."""
@@ -92,24 +80,9 @@ class LoopThread(AIOKafkaConsumerThread):
 
     async def on_thread_stop(self) -> None:
         """Stops the client."""
-        begin_close(getattr(self._consumer, "_client", None))
-        try:
-            await super().on_thread_stop()
-        except asyncio.CancelledError:
-            # The client cancels a fetch that waits after an error, and raises that. Then it has
-            # closed no further part.
-            consumer = self._ensure_consumer()
-            await consumer._coordinator.close()  # noqa: SLF001 (see above)
-            await consumer._client.close()  # noqa: SLF001 (see above)
-            if (stopping := asyncio.current_task()) is not None and stopping.cancelling():
-                raise  # of the task that stops it, not of a fetch
-
-    async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
-        """The identities that are committed with the offsets of these partitions."""
-        coordinator = self._ensure_consumer()._coordinator  # noqa: SLF001 (see above)
-        asked = [TopicPartition(*tp) for tp in partitions]
-        committed = await coordinator.fetch_committed_offsets(asked)
-        return {TP(tp.topic, tp.partition): meta.metadata for tp, meta in committed.items()}
+        await super(AIOKafkaConsumerThread, self).on_thread_stop()
+        if self._consumer is not None:
+            await stop(self._consumer)
 
     async def _keepalive2(self) -> None:
         """Replaces Faust's check of its thread."""
@@ -118,22 +91,17 @@ class LoopThread(AIOKafkaConsumerThread):
         """Replaces Faust's cancellation of all tasks of the loop: here it has others."""
 
 
-class LoopConsumer(Consumer):
+class LoopConsumer(FaustConsumer):
     """The part of the consumer that Faust runs in the service's loop.
 
     Attributes:
-        linger_s: see `FetchWait`.
+        make: makes the client.
         starts: the first offsets of this generation; empty before they are known.
     """
 
     logger = _LOGGER
-    linger_s: ClassVar[float] = 0.0
+    make: Callable[[], Consumer]
     starts: Mapping[TP, int] = {}
-
-    async def committed_identities(self, partitions: Iterable[TP]) -> dict[TP, str]:
-        """As `LoopThread.committed_identities`."""
-        thread: Any = self._thread
-        return await thread.committed_identities(partitions)  # type: ignore[no-any-return]
 
     async def perform_seek(self) -> None:
         """Seeks to the starts: the commits, to which Faust seeks by itself, may not be valid.
@@ -160,6 +128,6 @@ class LoopConsumer(Consumer):
         return LoopThread(self, loop=self.loop, thread_loop=self.loop, beacon=self.beacon)
 
 
-def consumer_type(linger_s: float) -> type[Consumer]:
-    """The type of consumers for Faust to make, with the linger of their fetches in seconds."""
-    return type("LoopConsumer", (LoopConsumer,), {"linger_s": linger_s})
+def consumer_type(make: Callable[[], Consumer]) -> type[LoopConsumer]:
+    """The type of consumers for Faust to make, whose client is made by this function."""
+    return type("LoopConsumer", (LoopConsumer,), {"make": staticmethod(make)})

@@ -49,7 +49,7 @@ from penstock.kafka.client.offset_reader import OffsetReader, observing
 from penstock.kafka.processing.delivery import Delivery, Handler, ProcessorSettings, write_rejection
 from penstock.kafka.processing.faust_app import FaustApp
 from penstock.kafka.processing.metrics import ProcessorMetrics
-from penstock.kafka.processing.progress import progress_marks
+from penstock.kafka.processing.progress import progress_of
 from penstock.kafka.processing.unread import UnreadPartitions
 from penstock.kafka.topology.topics import Topic
 
@@ -215,7 +215,7 @@ class Processor:
             )
             detector = StallDetector(
                 limit_s,
-                lambda: progress_marks(app, self._tracker, self._busy, unread.stalled),
+                lambda: progress_of(app, self._tracker, self._busy, unread.stalled),
                 self._servers,
                 name=self._name,
             )

@@ -1,7 +1,7 @@
-"""The marks of progress of a processor, for its stall detector.
+"""The progress of a processor, for its stall detector.
 
 Faust can hang in a rebalance, stop reading a partition, or lose a record that is in flight. An idle
-processor and one without partitions have no marks. While the lag is unknown, reading has none.
+processor and one without partitions have no values. While the lag is unknown, reading has none.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from penstock.core.offset_tracker import OffsetTracker, Partition
 from penstock.kafka.processing.faust_app import FaustApp
 
 
-def progress_marks(
+def progress_of(
     app: FaustApp, tracker: OffsetTracker, busy: AbstractSet[str], stalled: Mapping[Partition, int] | None
 ) -> dict[str, int]:
-    """Names what should progress now, each with a mark that changes when it does.
+    """Names what should progress now, each with a value that changes when it does.
 
     Args:
         app: Faust.
@@ -26,10 +26,10 @@ def progress_marks(
     """
     generation = app.generation
     if app.rebalancing or tracker.generation != generation:
-        # Each further rebalance changes the mark: a group that many members join at once makes
+        # Each further rebalance changes the value: a group that many members join at once makes
         # progress.
         return {"rebalancing": generation}
-    marks = {
+    progress = {
         f"settling {topic}/{number} from {offset}": generation
         for (topic, number), offset in tracker.oldest().items()
     }
@@ -38,5 +38,5 @@ def progress_marks(
         topic, number = partition
         # While an agent has a record, those of other partitions wait for it.
         if expected.get(partition) == offset and topic not in busy:
-            marks[f"reading {topic}/{number} from {offset}"] = generation
-    return marks
+            progress[f"reading {topic}/{number} from {offset}"] = generation
+    return progress

@@ -8,10 +8,12 @@ an idempotency key gets one from its position, so a second replay makes no secon
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import nlargest
+from typing import Any
 
 import orjson
 
@@ -62,6 +64,14 @@ REJECTING = {
 }
 
 
+async def _read(settings: Kafka, topic: Topic) -> AsyncIterator[tuple[Any, Rejection]]:
+    full_name = settings.prefix + topic.name
+    async for record in records_of(settings, full_name, partitions_of(settings, topic)):
+        # Others were written by another program.
+        with suppress(InvalidRecord):
+            yield record, decode_rejection(record.value or b"")
+
+
 async def rejections(
     settings: Kafka, name: str, *, since: datetime | None = None, limit: int | None = None
 ) -> list[Rejection]:
@@ -77,14 +87,8 @@ async def rejections(
         KafkaUnavailable: no broker answered.
         KafkaRefused: this user may not read the topic.
     """
-    rejected_topic = REJECTING[name]
     found: dict[tuple[int, int], Rejection] = {}
-    topic = settings.prefix + rejected_topic.name
-    async for record in records_of(settings, topic, partitions_of(settings, rejected_topic)):
-        try:
-            rejection = decode_rejection(record.value or b"")
-        except InvalidRecord:
-            continue  # written by another program
+    async for _record, rejection in _read(settings, REJECTING[name]):
         if since is None or rejection.rejected_at >= since:
             # A crash may have written a rejection twice.
             found[rejection.partition, rejection.offset] = rejection
@@ -114,12 +118,7 @@ async def rejected_of(settings: Kafka, kind: Submissions, names: Collection[str]
         KafkaRefused: this user may not read the topic.
     """
     found: dict[tuple[str, int, int], tuple[bytes | None, bytes]] = {}
-    topic = settings.prefix + kind.rejected_topic.name
-    async for record in records_of(settings, topic, partitions_of(settings, kind.rejected_topic)):
-        try:
-            rejection = decode_rejection(record.value or b"")
-        except InvalidRecord:
-            continue  # written by another program
+    async for record, rejection in _read(settings, kind.rejected_topic):
         value = _again(rejection, kind, names)
         if value is not None:
             # A crash of ingest may have written a rejection twice.

@@ -106,8 +106,8 @@ _BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
         _all(TOPIC, _READY, READ, CREATE),
         _all(GROUP, _WORKERS, READ),
     ],
-    # Ingests, releases, and searches for lost records; it writes a mark where no record is left to
-    # read. It reads and deletes records that it withdraws from busy workers.
+    # Ingests, releases, and searches for lost records; it writes a marker where no record is left
+    # to read. It reads and deletes records that it withdraws from busy workers.
     "task-sync": [
         _one(TOPIC, SUBMITTED.name, READ),
         _one(GROUP, "task-sync", READ),

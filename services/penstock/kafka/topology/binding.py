@@ -2,7 +2,7 @@
 
 Two deployments with one prefix would join each other's groups, and each would drop the results of
 the other. So each service compares, before it joins a group. When in doubt it does not start: only
-a topic that is missing, as before the upgrade that creates it, is accepted with a warning.
+a topic that is missing is accepted with a warning.
 """
 
 from __future__ import annotations

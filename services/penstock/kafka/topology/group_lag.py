@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.position import taken
 from penstock.core.why import GroupLag, RecordPosition
-from penstock.errors import InvalidRecord, KafkaRefused, KafkaUnavailable
+from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.connection import admin_client, make_consumer, running, translated
-from penstock.kafka.client.records import read_records
+from penstock.kafka.client.records import read_records, ready_task
 from penstock.kafka.topology.group_members import ANSWER_S, Member, describe
 from penstock.kafka.topology.topics import ready, workers_group
 from penstock.settings import Kafka
@@ -112,8 +110,7 @@ async def _positions_of(
     for tp, waiting in records.items():
         before = 0
         for record in waiting:
-            with suppress(InvalidRecord):  # a mark
-                attempt_id = ReadyTask.decode(record.value or b"", type_name).fence.attempt_id
-                positions[attempt_id] = RecordPosition(tp.partition, names.get(tp), before)
+            if (task := ready_task(record, type_name)) is not None:
+                positions[task.fence.attempt_id] = RecordPosition(tp.partition, names.get(tp), before)
                 before += 1
     return positions

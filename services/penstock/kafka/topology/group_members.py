@@ -1,4 +1,4 @@
-"""The members of the groups of workers: who reads which partitions of which type."""
+"""Members of consumer groups: which partitions they read, and the removal of lost ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+from aiokafka.protocol.group import LeaveGroupRequest
 
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.client.connection import admin_client, translated
@@ -47,12 +48,64 @@ async def describe(admin: AIOKafkaAdminClient, group: str) -> list[Member] | Non
     Raises:
         KafkaUnavailable: no broker answered.
     """
-    with translated():
-        [response] = await admin.describe_consumer_groups([group])
-    described = response.to_object()["groups"][0]
+    described = await _describe(admin, group)
     if described["state"] not in ("Stable", "Empty", "Dead"):
         return None
     return [_member(raw) for raw in described["members"] if raw["member_assignment"]]
+
+
+async def _describe(admin: AIOKafkaAdminClient, group: str, coordinator: int | None = None) -> dict[str, Any]:
+    with translated():
+        [response] = await admin.describe_consumer_groups([group], group_coordinator_id=coordinator)
+    found: dict[str, Any] = response.to_object()["groups"][0]
+    return found
+
+
+async def readers(admin: AIOKafkaAdminClient, group: str, topic: str) -> dict[int, str]:
+    """The id of the member that reads each partition of a topic; empty during a rebalance.
+
+    Args:
+        admin: asks the coordinator.
+        group: the group.
+        topic: its full name.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+    """
+    return {
+        number: member.id
+        for member in await describe(admin, group) or ()
+        for number in member.partitions.get(topic, ())
+    }
+
+
+async def count(settings: Kafka, group: str) -> int:
+    """How many members a group has, also during a rebalance.
+
+    Raises:
+        KafkaUnavailable: no broker answered.
+    """
+    async with admin_client(settings) as admin:
+        return len((await _describe(admin, group))["members"])
+
+
+async def remove(settings: Kafka, group: str, client: str) -> int:
+    """Removes all members with a client id from a group; returns how many there were.
+
+    A member that is alive learns of it by its next heartbeat to Kafka, and joins again.
+
+    Raises:
+        KafkaUnavailable: some may not be removed.
+    """
+    async with admin_client(settings) as admin:
+        with translated():
+            coordinator = await admin.find_coordinator(group)
+            described = await _describe(admin, group, coordinator)
+            found = [raw["member_id"] for raw in described["members"] if raw["client_id"] == client]
+            for member_id in found:
+                # The client library has the request and no method for it.
+                await admin._send_request(LeaveGroupRequest(group, member_id), coordinator)  # noqa: SLF001 (see above)
+    return len(found)
 
 
 async def members(settings: Kafka, types: Sequence[str]) -> dict[str, list[Member] | None]:

@@ -17,13 +17,13 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.new_partitions import NewPartitions
 from aiokafka.errors import for_code
-from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
 
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.client.connection import admin_client, translated
+from penstock.kafka.client.protocol import RequestOf, struct
 from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topic_config import CLUSTER_DEFAULT, STAMP, TopicConfig, config_of
+from penstock.kafka.topology.topic_config import CLUSTER_DEFAULT, TopicConfig, config_of
 from penstock.kafka.topology.topics import PLATFORM, READY, Topic, ready
 from penstock.settings import Kafka
 
@@ -35,6 +35,37 @@ REPLICATION = "replication"
 SETTLE_S = 15.0
 
 _SET = 0
+# IncrementalAlterConfigs; the client's own AlterConfigs resets every config that it omits.
+_ALTER_CONFIGS = struct(
+    44,
+    0,
+    Schema(
+        (
+            "resources",
+            Array(
+                ("resource_type", Int8),
+                ("resource_name", String("utf-8")),
+                (
+                    "configs",
+                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
+                ),
+            ),
+        ),
+        ("validate_only", Boolean),
+    ),
+    Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "resources",
+            Array(
+                ("error_code", Int16),
+                ("error_message", String("utf-8")),
+                ("resource_type", Int8),
+                ("resource_name", String("utf-8")),
+            ),
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,43 +194,31 @@ async def apply(settings: Kafka, differing: Sequence[Difference]) -> list[Differ
         await asyncio.sleep(0.1)
 
 
-async def create(settings: Kafka, *, replication: int | None = None) -> tuple[list[str], list[Difference]]:
-    """Creates missing topics, and makes the broker stamp the records of those that exist.
-
-    Returns the topics that it created, in full, and the stamps that it changed: topics of older
-    releases have the stamps of their writers.
+async def create(settings: Kafka, *, replication: int | None = None) -> list[str]:
+    """Creates missing topics, and returns their names in full.
 
     Args:
         settings: where, and the declaration.
         replication: copies of each partition instead of those declared.
 
     Raises:
-        KafkaUnavailable: some are missing or not changed; run it again.
-        KafkaRefused: this user may not create, describe or change the topics.
+        KafkaUnavailable: some are missing; run it again.
+        KafkaRefused: this user may not create or describe the topics.
     """
-    differing = await plan(settings)
-    missing = [difference.topic for difference in differing if difference.what == MISSING]
-    stamps = [difference for difference in differing if difference.what == STAMP]
+    missing = [difference.topic for difference in await plan(settings) if difference.what == MISSING]
     await create_topics(settings, PLATFORM, replication=replication)
-    await stamp(settings, stamps)
-    return missing, stamps
-
-
-async def stamp(settings: Kafka, differing: Iterable[Difference]) -> None:
-    """Makes the broker stamp the records of topics that differ in it.
-
-    Raises:
-        KafkaUnavailable: some are not changed; run it again.
-        KafkaRefused: this user may not change the topics.
-    """
-    if configs := {each.topic: {STAMP: each.declared} for each in differing if each.what == STAMP}:
-        async with admin_client(settings) as client:
-            with translated():
-                await _alter(client, configs)
+    return missing
 
 
 async def _alter(client: AIOKafkaAdminClient, configs: Mapping[str, Mapping[str, str]]) -> None:
-    _raise_for(await client._send_to_controller(_IncrementalAlter(configs)))  # noqa: SLF001 (it has no method for this request)
+    resources = [
+        (int(ConfigResourceType.TOPIC), name, [(key, _SET, value) for key, value in of_topic.items()])
+        for name, of_topic in configs.items()
+    ]
+    request = RequestOf(_ALTER_CONFIGS, resources, False)  # noqa: FBT003 (by position, as in the protocol)
+    answer = await client._send_to_controller(request)  # noqa: SLF001 (it has no method for this request)
+    for code, message, _kind, name in answer.resources:
+        _check(code, name, message)
 
 
 async def _describe(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, ActualTopic]:
@@ -223,64 +242,6 @@ async def _describe(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[s
     return found
 
 
-def _raise_for(answer: Any) -> None:
-    for code, message, _kind, name in answer.resources:
-        _check(code, name, message)
-
-
 def _check(code: int, name: str, message: str | None) -> None:
     if code:
         raise for_code(code)(f"{name}: {message or 'no reason given'}")
-
-
-class _IncrementalAlterResponse(Response):  # type: ignore[misc]  # aiokafka has no types
-    API_KEY = 44
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "resources",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
-        ),
-    )
-
-
-class _IncrementalAlterStruct(RequestStruct):  # type: ignore[misc]  # as above
-    API_KEY = 44
-    API_VERSION = 0
-    RESPONSE_TYPE = _IncrementalAlterResponse
-    SCHEMA = Schema(
-        (
-            "resources",
-            Array(
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-                (
-                    "configs",
-                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
-                ),
-            ),
-        ),
-        ("validate_only", Boolean),
-    )
-
-
-class _IncrementalAlter(Request[_IncrementalAlterStruct]):  # type: ignore[misc]  # as above
-    """IncrementalAlterConfigs; the client's own AlterConfigs resets every config that it omits."""
-
-    API_KEY = 44
-
-    def __init__(self, configs: Mapping[str, Mapping[str, str]]) -> None:
-        self._configs = configs
-
-    def build(self, request_struct_class: type[_IncrementalAlterStruct]) -> _IncrementalAlterStruct:
-        resources = [
-            (int(ConfigResourceType.TOPIC), name, [(key, _SET, value) for key, value in configs.items()])
-            for name, configs in self._configs.items()
-        ]
-        return request_struct_class(resources, False)  # noqa: FBT003 (by position, as in the protocol)

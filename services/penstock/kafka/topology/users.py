@@ -17,7 +17,6 @@ from aiokafka.protocol.admin import (
     DeleteAclsRequest_v1,
     DescribeAclsRequest,
 )
-from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
     CompactArray,
     CompactBytes,
@@ -32,6 +31,7 @@ from aiokafka.protocol.types import (
 from penstock.core.scram import ITERATIONS, SALT_BYTES, salted_password
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.connection import admin_client, translated
+from penstock.kafka.client.protocol import RequestOf, struct
 from penstock.kafka.topology import acls
 from penstock.kafka.topology.acls import AccessRule
 from penstock.settings import Kafka
@@ -54,6 +54,45 @@ _ALLOW = 3
 _EVERY_HOST = "*"
 _SCRAM_SHA_512 = 2
 _SECURITY_DISABLED = 54
+
+
+# AlterUserScramCredentials.
+_ALTER_SCRAM = struct(
+    51,
+    0,
+    Schema(
+        (
+            "deletions",
+            CompactArray(("name", CompactString("utf-8")), ("mechanism", Int8), ("tags", TaggedFields)),
+        ),
+        (
+            "upsertions",
+            CompactArray(
+                ("name", CompactString("utf-8")),
+                ("mechanism", Int8),
+                ("iterations", Int32),
+                ("salt", CompactBytes),
+                ("salted_password", CompactBytes),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    ),
+    Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "results",
+            CompactArray(
+                ("user", CompactString("utf-8")),
+                ("error_code", Int16),
+                ("error_message", CompactString("utf-8")),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    ),
+    flexible=True,
+)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -138,11 +177,13 @@ async def grant(
             }
             plan = Plan(tuple(sorted(wanted - found)), tuple(sorted(found - wanted)))
             if plan.add:
-                answer = await admin._send_to_controller(_CreateAcls(plan.add))  # noqa: SLF001 (it has no method for these requests)
+                added = RequestOf(CreateAclsRequest_v1, [*map(_protocol_entry, plan.add)])
+                answer = await admin._send_to_controller(added)  # noqa: SLF001 (it has no method for these requests)
                 for code, message in answer.creation_responses:
                     _check(code, message)
             if revoke and plan.beyond:
-                answer = await admin._send_to_controller(_DeleteAcls(plan.beyond))  # noqa: SLF001 (see above)
+                removed = RequestOf(DeleteAclsRequest_v1, [*map(_protocol_entry, plan.beyond)])
+                answer = await admin._send_to_controller(removed)  # noqa: SLF001 (see above)
                 for code, message, _matching in answer.filter_responses:
                     _check(code, message)
     return plan
@@ -164,13 +205,13 @@ async def set_passwords(
     """
     if not passwords:
         return
-    salted = []
+    salted: list[tuple[Any, ...]] = []
     for user, password in sorted(passwords.items()):
         salt = random_bytes(SALT_BYTES)
-        salted.append((user, salt, salted_password(password, salt, "sha512")))
+        salted.append((user, _SCRAM_SHA_512, ITERATIONS, salt, salted_password(password, salt, "sha512"), {}))
     async with admin_client(settings) as admin:
         with translated():
-            answer = await admin._send_to_controller(_AlterScram(salted))  # noqa: SLF001 (see above)
+            answer = await admin._send_to_controller(RequestOf(_ALTER_SCRAM, [], salted, {}))  # noqa: SLF001 (see above)
             for _user, code, message, _tags in answer.results:
                 _check(code, message)
 
@@ -213,85 +254,3 @@ def _protocol_entry(entry: Entry) -> tuple[Any, ...]:
         _OPERATIONS[entry.operation],
         _ALLOW,
     )
-
-
-class _CreateAcls(Request[CreateAclsRequest_v1]):  # type: ignore[misc]  # aiokafka has no types
-    """CreateAcls with many entries; the client's own class has one."""
-
-    API_KEY = 30
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self._entries = entries
-
-    def build(self, request_struct_class: type[CreateAclsRequest_v1]) -> CreateAclsRequest_v1:
-        return request_struct_class([_protocol_entry(entry) for entry in self._entries])
-
-
-class _DeleteAcls(Request[DeleteAclsRequest_v1]):  # type: ignore[misc]  # as above
-    """DeleteAcls with many filters, each of which matches one entry."""
-
-    API_KEY = 31
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self._entries = entries
-
-    def build(self, request_struct_class: type[DeleteAclsRequest_v1]) -> DeleteAclsRequest_v1:
-        return request_struct_class([_protocol_entry(entry) for entry in self._entries])
-
-
-class _AlterScramResponse(Response):  # type: ignore[misc]  # as above
-    API_KEY = 51
-    API_VERSION = 0
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "results",
-            CompactArray(
-                ("user", CompactString("utf-8")),
-                ("error_code", Int16),
-                ("error_message", CompactString("utf-8")),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class _AlterScramStruct(RequestStruct):  # type: ignore[misc]  # as above
-    FLEXIBLE_VERSION = True
-    API_KEY = 51
-    API_VERSION = 0
-    RESPONSE_TYPE = _AlterScramResponse
-    SCHEMA = Schema(
-        (
-            "deletions",
-            CompactArray(("name", CompactString("utf-8")), ("mechanism", Int8), ("tags", TaggedFields)),
-        ),
-        (
-            "upsertions",
-            CompactArray(
-                ("name", CompactString("utf-8")),
-                ("mechanism", Int8),
-                ("iterations", Int32),
-                ("salt", CompactBytes),
-                ("salted_password", CompactBytes),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("tags", TaggedFields),
-    )
-
-
-class _AlterScram(Request[_AlterScramStruct]):  # type: ignore[misc]  # as above
-    """AlterUserScramCredentials, which the client library lacks."""
-
-    API_KEY = 51
-
-    def __init__(self, salted: Iterable[tuple[str, bytes, bytes]]) -> None:
-        self._salted = salted
-
-    def build(self, request_struct_class: type[_AlterScramStruct]) -> _AlterScramStruct:
-        upsertions: list[tuple[Any, ...]] = [
-            (user, _SCRAM_SHA_512, ITERATIONS, salt, salted, {}) for user, salt, salted in self._salted
-        ]
-        return request_struct_class([], upsertions, {})

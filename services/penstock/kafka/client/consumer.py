@@ -1,0 +1,115 @@
+"""The consumer of every reader of Kafka, and of Faust: aiokafka's, with what it lacks.
+
+A connection whose broker has vanished ends (`links`). An idle consumer fetches seldom
+(`fetch_wait`), and reports that it has lost Kafka (`reachability`). A log that was replaced is not
+read (`fetch_guard`), and a commit has the identity of its log. `group_consumer` adds the checks of
+a group's positions.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.structs import OffsetAndMetadata
+
+from penstock.core.position import Position
+from penstock.kafka.client.fetch_guard import FetchGuard
+from penstock.kafka.client.fetch_wait import SHORT_RESTS, FetchWait
+from penstock.kafka.client.links import guard_connections
+from penstock.kafka.client.member_data import MemberData, assignor
+from penstock.kafka.client.reachability import Reachability
+from penstock.kafka.client.security import arguments
+from penstock.settings import Kafka
+
+
+class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
+    """A consumer with manual commits, not yet started; it begins at the first record.
+
+    Args:
+        settings: where, and how long a session lasts.
+        group: its group; None for none.
+        topics: their full names.
+        name: its client id at the broker.
+        notice_s: seconds within which it learns of a rebalance; a third of a session at most.
+        member: what it says of itself to those who describe its group.
+        may_be_deleted: whether records may be deleted before they are read.
+        linger_s: see `FetchWait`.
+        rests: see `FetchWait`.
+        options: of aiokafka, in place of those that every consumer has.
+
+    Attributes:
+        guard: keeps it from reading a log that was replaced.
+    """
+
+    def __init__(
+        self,
+        settings: Kafka,
+        group: str | None,
+        *topics: str,
+        name: str = "penstock",
+        notice_s: float = math.inf,
+        member: MemberData | None = None,
+        may_be_deleted: bool = False,
+        linger_s: float = 0.0,
+        rests: Sequence[tuple[float, float]] = SHORT_RESTS,
+        **options: Any,
+    ) -> None:
+        session_s = settings.session_timeout_s
+        given = {
+            "client_id": name,
+            "group_id": group,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "earliest",
+            "session_timeout_ms": int(session_s * 1000),
+            # A broker that is frozen, and not gone. A rebalance waits for up to one session.
+            "request_timeout_ms": int(session_s * 2000),
+            "heartbeat_interval_ms": int(min(session_s / 3, notice_s) * 1000),
+            "metadata_max_age_ms": 5_000,
+            "isolation_level": "read_committed",
+            "partition_assignment_strategy": (assignor(member),),
+        }
+        super().__init__(*topics, **arguments(settings) | given | options)
+        self._waits = linger_s, rests
+        self.guard = FetchGuard(self, may_be_deleted=may_be_deleted)
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """The client of its connections, as a producer has it."""
+        return self._client
+
+    async def start(self) -> None:
+        """Connects, and joins the group."""
+        guard_connections(self._client)
+        await super().start()
+        FetchWait(self._fetcher, time.monotonic, *self._waits)
+        Reachability(self._client)
+
+    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None) -> None:
+        """Commits offsets, each with the identity of its position as metadata."""
+        if offsets is not None:
+            numbers = {tp: at if isinstance(at, int) else at.offset for tp, at in offsets.items()}
+            offsets = {
+                tp: OffsetAndMetadata(offset, self.guard.position(tp, offset).identity())
+                for tp, offset in numbers.items()
+            }
+        await super().commit(offsets)
+
+    async def committed_positions(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, Position | None]:
+        """The positions that its group has committed; None for a partition without one.
+
+        Raises:
+            KafkaError: no broker answered.
+        """
+        # `committed` drops the metadata.
+        found = await self._coordinator.fetch_committed_offsets(list(partitions))
+        return {
+            tp: Position.from_stored(found[tp].offset, found[tp].metadata) if tp in found else None
+            for tp in partitions
+        }

@@ -16,7 +16,7 @@ from penstock.core.flow.plan import Plan
 from penstock.core.flow.state import FINAL_NODES, UNSUCCESSFUL_NODES, FlowStatus, NodeState
 from penstock.postgres import flow_views, flows
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import fetch
+from penstock.postgres.queries import query
 
 
 class Target(NamedTuple):
@@ -50,9 +50,10 @@ async def command(
     Raises:
         PostgresUnavailable: the command may be sent or not; repeating it has no further effect.
     """
-    rows = await fetch(
-        executor, "flow_commands.command", list(flow_ids), kind, orjson.dumps(recovery or {}).decode()
-    )
+    with translated():
+        rows = await executor.fetch(
+            query("flow_commands.command"), list(flow_ids), kind, orjson.dumps(recovery or {}).decode()
+        )
     return [row["id"] for row in rows]
 
 

@@ -13,7 +13,8 @@ import orjson
 
 from penstock.core.flow.outline import Outline, Reference, is_same
 from penstock.errors import Conflict, NotFound, TooLarge
-from penstock.postgres.queries import execute, fetch, fetchrow
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
 
 # The most definitions below one. Reading them takes time and memory.
 MAX_BELOW = 1_000
@@ -63,7 +64,8 @@ async def insert(
     """
     name, version = definition["flow"], int(definition["version"])
     text = orjson.dumps({**definition, "version": version}).decode()
-    row = await fetchrow(executor, "flow_definitions.insert", name, version, text, actor)
+    with translated():
+        row = await executor.fetchrow(query("flow_definitions.insert"), name, version, text, actor)
     if row is not None:
         return _stored(row), True
     existing = await find(executor, name, version)
@@ -91,7 +93,8 @@ async def lock(connection: Any) -> None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    await execute(connection, "flow_definitions.lock")
+    with translated():
+        await connection.execute(query("flow_definitions.lock"))
 
 
 async def find(executor: Any, name: str, version: int | None) -> StoredDefinition | None:
@@ -100,10 +103,11 @@ async def find(executor: Any, name: str, version: int | None) -> StoredDefinitio
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    if version is None:
-        row = await fetchrow(executor, "flow_definitions.get_newest", name)
-    else:
-        row = await fetchrow(executor, "flow_definitions.get", name, version)
+    with translated():
+        if version is None:
+            row = await executor.fetchrow(query("flow_definitions.get_newest"), name)
+        else:
+            row = await executor.fetchrow(query("flow_definitions.get"), name, version)
     return None if row is None else _stored(row)
 
 
@@ -140,7 +144,11 @@ async def versions(
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    return await fetch(executor, "flow_definitions.versions", name, below, limit)
+    with translated():
+        rows: list[asyncpg.Record] = await executor.fetch(
+            query("flow_definitions.versions"), name, below, limit
+        )
+    return rows
 
 
 async def names(
@@ -157,17 +165,20 @@ async def names(
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    return await fetch(
-        executor, "flow_definitions.names", after, None if namespaces is None else list(namespaces), limit
-    )
+    with translated():
+        rows: list[asyncpg.Record] = await executor.fetch(
+            query("flow_definitions.names"), after, None if namespaces is None else list(namespaces), limit
+        )
+    return rows
 
 
 async def _newest(executor: Any, wanted: Iterable[str]) -> dict[str, int]:
-    rows = await fetch(executor, "flow_definitions.newest", list(wanted))
+    with translated():
+        rows = await executor.fetch(query("flow_definitions.newest"), list(wanted))
     return {row["name"]: row["version"] for row in rows}
 
 
-def _stored(row: asyncpg.Record) -> StoredDefinition:
+def _stored(row: Mapping[str, Any]) -> StoredDefinition:
     return StoredDefinition(
         row["name"], row["version"], orjson.loads(row["definition"]), row["created_at"], row["created_by"]
     )
@@ -299,7 +310,8 @@ class DefinitionCache:
                 missing.append(key)
         if missing:
             names_, versions_ = zip(*missing, strict=True)
-            rows = await fetch(executor, "flow_definitions.many", list(names_), list(versions_))
+            with translated():
+                rows = await executor.fetch(query("flow_definitions.many"), list(names_), list(versions_))
             for row in rows:
                 outline = Outline.of(orjson.loads(row["definition"]))
                 found[outline.name, outline.version] = outline

@@ -8,9 +8,10 @@ from typing import Any
 
 from penstock.contracts.flow_submission import FlowEvent
 from penstock.core.access import namespace_of
+from penstock.postgres.connection import translated
 from penstock.postgres.flow_starts import match_events
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
-from penstock.postgres.queries import fetch
+from penstock.postgres.queries import query
 from penstock.postgres.tasks import encode_ref
 
 
@@ -46,7 +47,10 @@ async def deliver(
             partition. Nothing was stored.
         PostgresUnavailable: the events are stored or not; repeating the call is safe.
     """
-    answer = await fetch(executor, "flow_events.insert", *offset_parameters(source), *_columns(events))
+    with translated():
+        answer = await executor.fetch(
+            query("flow_events.insert"), *offset_parameters(source), *_columns(events)
+        )
     if not answer:
         raise offsets_passed(source)
     new = {(row["namespace"], row["id"]) for row in answer[1:]}

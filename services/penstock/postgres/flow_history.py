@@ -13,8 +13,9 @@ import asyncpg
 import orjson
 
 from penstock.core.history import span_of
+from penstock.postgres.connection import translated
 from penstock.postgres.history import EndPosition, retriable, with_moments
-from penstock.postgres.queries import fetch, fetchrow
+from penstock.postgres.queries import query
 from penstock.postgres.session import Session
 
 _BYTES = ("inputs", "output", "list")
@@ -90,7 +91,8 @@ async def get(executor: Any, flow_id: int) -> dict[str, Any] | None:
     Raises:
         PostgresUnavailable: no server.
     """
-    row = await fetchrow(executor, "history.flow", flow_id)
+    with translated():
+        row = await executor.fetchrow(query("history.flow"), flow_id)
     return None if row is None else as_flow(row)
 
 
@@ -121,7 +123,8 @@ async def list_family(
         schedule,
         limit,
     )
-    return [as_flow(row) for row in await fetch(executor, "history.family_list", *arguments)]
+    with translated():
+        return [as_flow(row) for row in await executor.fetch(query("history.family_list"), *arguments)]
 
 
 async def nodes(executor: Any, flow: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -135,13 +138,13 @@ async def nodes(executor: Any, flow: Mapping[str, Any]) -> dict[str, Mapping[str
         PostgresUnavailable: no server.
     """
     single = [row for row in flow["nodes"] if row["total"] is None]
-    found = await fetch(
-        executor,
-        "history.children_of_nodes",
-        flow["id"],
-        [row["name"] for row in single],
-        [row["generation"] for row in single],
-    )
+    with translated():
+        found = await executor.fetch(
+            query("history.children_of_nodes"),
+            flow["id"],
+            [row["name"] for row in single],
+            [row["generation"] for row in single],
+        )
     none = dict.fromkeys(("task_id", "task_type", "task_state", "child_id", "child_status"))
     children = {row["name"]: dict(row) for row in found}
     return {row["name"]: {**row, **none, **children.get(row["name"], {})} for row in flow["nodes"]}

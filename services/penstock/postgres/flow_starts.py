@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import asyncpg
 import orjson
 
 from penstock.contracts import subscription
 from penstock.contracts.context import Context
 from penstock.contracts.subscription import Entry
 from penstock.core.task import Priority
+from penstock.postgres.connection import translated
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
-from penstock.postgres.queries import fetch, fetchval
+from penstock.postgres.queries import query
 from penstock.postgres.tasks import encode_ref
 
 # Notified with a shard when a flow of it has a message.
@@ -104,13 +104,14 @@ async def start(
             partition. Nothing was inserted.
         PostgresUnavailable: nothing was inserted.
     """
-    answer = await fetch(executor, "flows.start", *offset_parameters(source), *_columns(starts))
-    if not answer:
-        raise offsets_passed(source)
-    rows = answer[1:]
-    created = {key: row["id"] for row in rows if (key := _key_of(row)) is not None}
-    keys = [each.unique_key for each in starts]
-    existing = await _existing(executor, [key for key in keys if key is not None and key not in created])
+    with translated():
+        answer = await executor.fetch(query("flows.start"), *offset_parameters(source), *_columns(starts))
+        if not answer:
+            raise offsets_passed(source)
+        rows = answer[1:]
+        created = {key: row["id"] for row in rows if (key := _key_of(row)) is not None}
+        keys = [each.unique_key for each in starts]
+        existing = await _existing(executor, [key for key in keys if key is not None and key not in created])
     known = created.keys() | existing.keys()
     if gone := [each for each in starts if each.unique_key is not None and each.unique_key not in known]:
         # These flows moved to history between the two statements, which frees their keys.
@@ -144,12 +145,12 @@ async def match_events(
     Raises:
         PostgresUnavailable: the owner's sweep compares them later.
     """
-    matched = await fetchval(
-        executor,
-        "flows.match_events",
-        None if event_ids is None else list(event_ids),
-        None if flow_ids is None else list(flow_ids),
-    )
+    with translated():
+        matched = await executor.fetchval(
+            query("flows.match_events"),
+            None if event_ids is None else list(event_ids),
+            None if flow_ids is None else list(flow_ids),
+        )
     return int(matched)
 
 
@@ -163,11 +164,14 @@ async def match_runs(executor: Any, flow_ids: Sequence[int] | None = None) -> in
     Raises:
         PostgresUnavailable: the owner's sweep compares them later.
     """
-    matched = await fetchval(executor, "flows.match_runs", None if flow_ids is None else list(flow_ids))
+    with translated():
+        matched = await executor.fetchval(
+            query("flows.match_runs"), None if flow_ids is None else list(flow_ids)
+        )
     return int(matched)
 
 
-def _key_of(row: asyncpg.Record) -> tuple[str, Any] | None:
+def _key_of(row: Mapping[str, Any]) -> tuple[str, Any] | None:
     if row["idempotency_key"] is not None:
         return row["name"], row["idempotency_key"]
     return (row["schedule"], row["tick"]) if row["schedule"] is not None else None
@@ -180,7 +184,7 @@ async def _existing(executor: Any, keys: Sequence[tuple[str, Any]]) -> dict[tupl
     for name, wanted in (("flows.by_idempotency_keys", by_key), ("flows.by_ticks", by_tick)):
         if wanted:
             names, values = zip(*wanted, strict=True)
-            rows = await fetch(executor, name, list(names), list(values))
+            rows = await executor.fetch(query(name), list(names), list(values))
             found |= {(row[1], row[2]): row["id"] for row in rows}
     return found
 

@@ -16,7 +16,7 @@ from penstock.errors import NotFound
 from penstock.postgres import flow_history
 from penstock.postgres.connection import translated
 from penstock.postgres.history import as_task
-from penstock.postgres.queries import fetch, fetchrow, fetchval, query
+from penstock.postgres.queries import query
 
 Row = asyncpg.Record
 
@@ -40,19 +40,22 @@ async def get(executor: Any, flow_id: int) -> Mapping[str, Any]:
         NotFound: no flow has this id, or its day of history was dropped.
         PostgresUnavailable: the server does not answer.
     """
-    row = await fetchrow(executor, "flow_views.get", flow_id)
-    if row is not None:
-        return dict(row)
-    archived = await flow_history.get(executor, flow_id)
-    if archived is None:
-        raise NotFound(f"there is no flow {flow_id}")
-    root = archived
-    if archived["root_id"] != flow_id:
-        root = await flow_history.get(executor, archived["root_id"]) or archived
-    own = archived["definition"]
-    definition = orjson.dumps(own).decode() if own else None
-    if definition is None:
-        definition = await fetchval(executor, "flow_views.definition", archived["name"], archived["version"])
+    with translated():
+        row = await executor.fetchrow(query("flow_views.get"), flow_id)
+        if row is not None:
+            return dict(row)
+        archived = await flow_history.get(executor, flow_id)
+        if archived is None:
+            raise NotFound(f"there is no flow {flow_id}")
+        root = archived
+        if archived["root_id"] != flow_id:
+            root = await flow_history.get(executor, archived["root_id"]) or archived
+        own = archived["definition"]
+        definition = orjson.dumps(own).decode() if own else None
+        if definition is None:
+            definition = await executor.fetchval(
+                query("flow_views.definition"), archived["name"], archived["version"]
+            )
     return {
         **archived,
         "definition_json": definition,
@@ -72,7 +75,9 @@ async def many(executor: Any, flow_ids: Sequence[int]) -> list[Row]:
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    return await fetch(executor, "flow_views.many", list(flow_ids))
+    with translated():
+        rows: list[Row] = await executor.fetch(query("flow_views.many"), list(flow_ids))
+    return rows
 
 
 async def nodes(executor: Any, flow: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -87,7 +92,8 @@ async def nodes(executor: Any, flow: Mapping[str, Any]) -> dict[str, Mapping[str
     """
     if is_archived(flow):
         return await flow_history.nodes(executor, flow)
-    rows = await fetch(executor, "flow_views.nodes", flow["id"])
+    with translated():
+        rows = await executor.fetch(query("flow_views.nodes"), flow["id"])
     return {row["name"]: dict(row) for row in rows}
 
 
@@ -107,22 +113,23 @@ async def history(
     if is_archived(flow):
         past = [row for row in flow["past_nodes"] if node in (None, row["name"])]
         return sorted(past, key=lambda row: (-row["flow_generation"], row["name"]))[:MAX_HISTORY]
-    if node is None:
-        rows = await fetch(executor, "flow_views.history", flow["id"], MAX_HISTORY)
-    else:
-        rows = await fetch(executor, "flow_views.node_history", flow["id"], node, MAX_HISTORY)
+    with translated():
+        if node is None:
+            rows = await executor.fetch(query("flow_views.history"), flow["id"], MAX_HISTORY)
+        else:
+            rows = await executor.fetch(query("flow_views.node_history"), flow["id"], node, MAX_HISTORY)
     return [dict(row) for row in rows]
 
 
-# How children are read, of live flows and in history: the query, and what makes a row of one.
+# How children are read, of live flows and in history: the statement, and what makes a row of one.
 _Source = tuple[str, Callable[[Row], Mapping[str, Any]]]
 _CHILD_TASKS: Sequence[_Source] = (
-    ("flow_views.tasks_of_node", dict),
-    ("history.tasks_of_node", as_task),
+    (query("flow_views.tasks_of_node"), dict),
+    (query("history.tasks_of_node"), as_task),
 )
 _CHILD_FLOWS: Sequence[_Source] = (
-    ("flow_views.flows_of_node", dict),
-    ("history.flows_of_node", flow_history.as_flow),
+    (query("flow_views.flows_of_node"), dict),
+    (query("history.flows_of_node"), flow_history.as_flow),
 )
 
 
@@ -180,8 +187,11 @@ async def children(
     states = list(states) if states else None
     found: dict[Place, Mapping[str, Any]] = {}
     ends: list[Place] = []
-    for name, decode in sources:
-        rows = await fetch(executor, name, flow["id"], node, *place, CHILDREN_PER_PART, states, limit + 1)
+    for statement, decode in sources:
+        with translated():
+            rows = await executor.fetch(
+                statement, flow["id"], node, *place, CHILDREN_PER_PART, states, limit + 1
+            )
         reached = rows[0] if rows else None
         part = [decode(row) for row in rows if row["id"] is not None]
         if len(part) > limit:
@@ -299,11 +309,11 @@ async def _find(
         deadline_s = time.monotonic() + within_s
         part_rows = min(FIRST_PART, ROWS_PER_PART)
         while True:
-            [part] = await fetch(executor, "flow_views.walk", before_id, part_rows)
+            part = await executor.fetchrow(query("flow_views.walk"), before_id, part_rows)
             if not part["flows"]:
                 return _part(rows)
-            rows += await fetch(
-                executor, "flow_views.list", *filters, before_id, limit - len(rows), part["last"]
+            rows += await executor.fetch(
+                query("flow_views.list"), *filters, before_id, limit - len(rows), part["last"]
             )
             before_id = part["last"]
             if len(rows) == limit or part["flows"] < part_rows:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,9 +55,6 @@ MAX_URL_LENGTH = 2048
 OVERLAP_S = 86_400.0
 _SECRET_BYTES = 32
 _ID_BYTES = 8
-# Public keys are read without credentials, so answers are kept for a moment.
-PUBLIC_KEYS_KEPT_S = 5.0
-_PUBLIC_ANSWERS = 1_000
 
 _COLUMNS = (
     "id",
@@ -104,7 +99,6 @@ class CallbackSecretRoutes:
         self._pool = pool
         self._types = types
         self._sealer = Sealer(settings.encryption_keys)
-        self._public_answers: OrderedDict[Scope, tuple[float, list[dict[str, Any]]]] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
@@ -210,17 +204,10 @@ class CallbackSecretRoutes:
         namespace = text_parameter(request, "namespace", longest=MAX_NAMESPACE_LENGTH)
         url = text_parameter(request, "url", longest=MAX_URL_LENGTH)
         scope = Scope(namespace or "default", url or "")
-        now_s = time.monotonic()
-        kept = self._public_answers.get(scope)
-        if kept is None or kept[0] < now_s:
-            # Reads without credentials share one turn, so that they delay no other.
-            with reading("public keys", lists=True):
-                found = _public_documents(await callback_secrets.public_keys(self._pool, scope), scope)
-            kept = now_s + PUBLIC_KEYS_KEPT_S, found
-            self._public_answers[scope] = kept
-            while len(self._public_answers) > _PUBLIC_ANSWERS:
-                self._public_answers.popitem(last=False)
-        return respond({"keys": kept[1]})
+        # Reads without credentials share one turn, so that they delay no other.
+        with reading("public keys", lists=True):
+            rows = await callback_secrets.public_keys(self._pool, scope)
+        return respond({"keys": _public_documents(rows, scope)})
 
     async def _scope(self, request: web.Request, raw: Mapping[str, Any]) -> Scope:
         url, namespace = raw.get("url"), raw.get("namespace")

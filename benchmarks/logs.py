@@ -32,7 +32,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.redaction import Redactor
 from penstock.local.deployment import Deployment, Options
 from penstock.worker.capture import capturing
-from penstock.worker.current import CurrentAttempt, attempt_scope
+from penstock.worker.current import attempt_scope
 from penstock.worker.log_buffer import LogBuffer
 from penstock.worker.outcomes import Task
 
@@ -58,7 +58,7 @@ def emit_cost(calls: int) -> dict[str, float]:
             # A run has a bound of lines a second after its first 10,000.
             for number in range(max(2, calls // 5_000)):
                 run = buffer.begin(AttemptId(number, 0, 0))
-                with attempt_scope(CurrentAttempt(Task(number, "t", "s", 0, 0, 0, None), run)):
+                with attempt_scope(Task(number, "t", "s", 0, 0, 0, None, run_log=run)):
                     for name, logger in loggers.items():
                         begin_s = time.thread_time()
                         for line in range(5_000):

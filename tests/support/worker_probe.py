@@ -6,16 +6,16 @@ import os
 import sys
 import time
 
-from penstock.core import early_start
-from penstock.worker import Done, Task, Worker, unclaimed
+from penstock.core.early_start import EarlyStart
+from penstock.worker import Done, Task, Worker
 from tests.support import forking_probe
 
+worker = Worker(drain_timeout_s=float(os.environ.get("DRAIN_S", "30")))
 if "CLAIM_AFTER_S" in os.environ:
     # Every record is new, and its attempt stays unclaimed for so long.
-    early_start.AFTER_ASSIGNMENT_S, early_start.OLD_S = 0.0, 60.0
-    unclaimed.CLAIM_AFTER_S = float(os.environ["CLAIM_AFTER_S"])
-
-worker = Worker(drain_timeout_s=float(os.environ.get("DRAIN_S", "30")))
+    worker._early_start = EarlyStart(
+        claim_after_s=float(os.environ["CLAIM_AFTER_S"]), after_assignment_s=0.0, old_s=60.0
+    )
 
 
 @worker.stage("t.quick")

@@ -37,8 +37,9 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            # Of the caller's `progress` or drafts: the loop ends, and calls would wait without end.
-            # The call that awaits it raises it.
+            # Raised by the caller's `progress` function or iterator of drafts. It has ended
+            # `run_forever`, and further calls would wait without end, so the loop runs again. The
+            # caller gets the exception from its own call.
             continue
         return
 

@@ -10,38 +10,58 @@ counted only if its attempt was claimed.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
-# Seconds after which an attempt that still runs is claimed, and one that still waits. The latter is
-# handed back before, as a rule. A claim says that a handler has begun, so the attempt is charged if
-# its worker is lost; and without a claim its partition would not be committed for long.
-CLAIM_AFTER_S = 0.1
-CLAIM_WAITING_AFTER_S = 0.75
 # Seconds, and records, between two commits of what is settled.
 COMMIT_EVERY_S = 0.1
 COMMIT_RECORDS = 100
-
-# Records of one poll from which on one claim for all of them costs little.
-MANY_RECORDS = 100
-# A record of this age may have run before, on a worker that it killed. Or task-sync may be about to
-# withdraw it: it withdraws records that were not taken for `ready_partitions.STUCK_S`.
-OLD_S = 0.75
-# So may a record that is read within this time after partitions were assigned.
-AFTER_ASSIGNMENT_S = 10.0
-
 # Attempts that ended within this time suggest how many will end within the next.
 HORIZON_S = 0.25
 
 
-def claims_first(*, records: int, oldest_s: float, assigned_s: float, suspects: bool) -> bool:
-    """Whether a worker claims the records of a poll, and commits, before their handlers begin.
+@dataclass(frozen=True, slots=True)
+class EarlyStart:
+    """The times and numbers by which a worker claims what it takes.
 
-    Args:
-        records: of the poll.
-        oldest_s: age of the oldest record.
-        assigned_s: seconds since partitions were assigned.
-        suspects: whether one of the tasks is a suspect (`core.suspects`).
+    Attributes:
+        claim_after_s: after so many seconds, an attempt that still runs is claimed.
+        claim_waiting_after_s: the same for an attempt that waits for a handler. As a rule, it is
+            handed back before. A claim says that a handler has begun, so the attempt is charged if
+            its worker is lost. Without a claim its partition would not be committed for long.
+        many_records: from so many records of one poll on, one claim for all of them costs little.
+        old_s: a record of this age may have run before, on a worker that it killed. Or task-sync
+            may be about to withdraw it: it withdraws records that were not taken for
+            `ready_partitions.STUCK_S`.
+        after_assignment_s: a record that is read so soon after an assignment of partitions may
+            have run before, too.
+        horizon_s: see `HORIZON_S`.
     """
-    return suspects or records >= MANY_RECORDS or oldest_s >= OLD_S or assigned_s < AFTER_ASSIGNMENT_S
+
+    claim_after_s: float = 0.1
+    claim_waiting_after_s: float = 0.75
+    many_records: int = 100
+    old_s: float = 0.75
+    after_assignment_s: float = 10.0
+    horizon_s: float = HORIZON_S
+
+    def claims_first(self, *, records: int, oldest_s: float, assigned_s: float, suspects: bool) -> bool:
+        """Whether a worker claims the records of a poll, and commits, before their handlers begin.
+
+        Args:
+            records: of the poll.
+            oldest_s: age of the oldest record.
+            assigned_s: seconds since partitions were assigned.
+            suspects: whether one of the tasks is a suspect (`core.suspects`).
+        """
+        return (
+            suspects
+            or records >= self.many_records
+            or oldest_s >= self.old_s
+            or assigned_s < self.after_assignment_s
+        )
+
+
+EARLY_START = EarlyStart()
 
 
 class BacklogLimit:
@@ -49,16 +69,18 @@ class BacklogLimit:
 
     Args:
         most: the limit however many end.
+        horizon_s: see `HORIZON_S`.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, horizon_s: float = HORIZON_S) -> None:
+        self._horizon_s = horizon_s
         self._most = most
         # When attempts ended and how many, the oldest first; and their sum.
         self._ended: deque[tuple[float, int]] = deque()
         self._count = 0
 
     def add_ended(self, count: int, now_s: float) -> None:
-        """Adds attempts that took at most `HORIZON_S` and have ended."""
+        """Adds attempts that took at most `horizon_s` and have ended."""
         if count:
             self._ended.append((now_s, count))
             self._count += count
@@ -69,9 +91,6 @@ class BacklogLimit:
         Args:
             now_s: seconds on a monotonic clock; never less than before.
         """
-        while self._ended and self._ended[0][0] + HORIZON_S <= now_s:
+        while self._ended and self._ended[0][0] + self._horizon_s <= now_s:
             self._count -= self._ended.popleft()[1]
         return min(self._most, self._count)
-
-
-__all__ = ["HORIZON_S", "BacklogLimit", "claims_first"]

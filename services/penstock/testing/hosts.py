@@ -55,7 +55,7 @@ class Records:
 
 
 class Host:
-    """One worker.
+    """One worker, and the platform of its handlers (`worker.ports.Platform`).
 
     Args:
         number: makes its id.
@@ -83,21 +83,34 @@ class Host:
         self.held: dict[AttemptId, ReadyTask] = {}
         self.silent = False
         self.results: list[StageResult] = []
-        loop = asyncio.get_running_loop()
-
-        def note(attempt_id: AttemptId, progress: Progress) -> None:
-            records.progress[attempt_id].append(progress)
-
+        self._records = records
+        self._report = report
         self._pool = HandlerPool(
-            registered.execution(objects, records.buffer(self.id, registered), note),
-            lambda result: report(self, result),
+            registered.execution(objects, records.buffer(self.id, registered), self.report),
+            self,
             registered.slots,
-            # The platform knows at once that a suspect begins, or has ended.
-            lambda attempt_id: loop.call_soon(self._pool.begin, attempt_id),
-            lambda attempt_id: loop.call_soon(self._pool.end_turn, attempt_id),
-            limits=registered.concurrency,
+            registered.concurrency,
         )
         self._watched = asyncio.ensure_future(self._pool.watch())
+
+    def add(self, result: StageResult) -> None:
+        """Passes a result on."""
+        self._report(self, result)
+
+    def report(self, attempt_id: AttemptId, progress: Progress) -> None:
+        """Notes a report of a handler."""
+        self._records.progress[attempt_id].append(progress)
+
+    def announce(self, attempt_id: AttemptId) -> None:
+        """Begins a suspect: the platform knows it at once."""
+        asyncio.get_running_loop().call_soon(self._pool.begin, attempt_id)
+
+    def ended(self, attempt_id: AttemptId) -> None:
+        """Ends the turn of a suspect: its result is stored at once."""
+        asyncio.get_running_loop().call_soon(self._pool.end_turn, attempt_id)
+
+    def block(self, _blocked: bool) -> None:
+        """Nothing: the pool itself hands back what comes."""
 
     def start(self, ready: Sequence[ReadyTask]) -> None:
         """Starts attempts, as many as the worker has room for."""

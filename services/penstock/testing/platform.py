@@ -47,7 +47,6 @@ from penstock.testing.task_rows import TaskRow
 from penstock.testing.task_statements import columns_of, has_events
 from penstock.worker.contexts import ResultContexts
 from penstock.worker.registered import Registered
-from penstock.worker.result_sender import encodable
 
 # Width of a slot of the wheel in seconds. A lease expires at its deadline, not a slot later.
 _TICK_S = 1e-6
@@ -297,7 +296,7 @@ class Platform:
 
     def _commit(self, worker: str, result: StageResult) -> None:
         """Commits a result as the stage processor reads it from Kafka."""
-        _worker, results, _faults = decode_results(encode_results(worker, [encodable(result)]))
+        _worker, results, _faults = decode_results(encode_results(worker, [result]))
         for each in results:
             self._end(worker, each)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
 from penstock import process
+from penstock.core.early_start import EARLY_START
 from penstock.core.redaction import Redactor
 from penstock.core.retry import Backoff
-from penstock.errors import CannotStart, GatewayUnavailable, PenstockError, SettingsError
+from penstock.errors import CannotStart, GatewayUnavailable, SettingsError
 from penstock.objects import ObjectStore
 from penstock.settings import MOST
 from penstock.worker.around import Around
@@ -37,7 +38,7 @@ from penstock.worker.registration import (
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.type_registration import TypeRegistration
 from penstock.worker.typed_contexts import reader_of
-from penstock.worker.types import CHANGE, MODES, Type, types_of
+from penstock.worker.types import CHANGE, Type, types_of
 from penstock.worker.wiring import run_attempts
 
 # Seconds beyond the drain in which the last results must be written.
@@ -83,10 +84,7 @@ class Worker:
     ) -> None:
         if settings is not None and given:
             raise TypeError(f"give either all settings or single ones, not both: {', '.join(given)}")
-        self._types = types_of(types)
-        if types_differ not in MODES:
-            raise SettingsError(f"types_differ={types_differ!r} must be one of: {', '.join(MODES)}")
-        self._types_differ = types_differ
+        self._types, self._types_differ = types_of(types, types_differ), types_differ
         self._settings: WorkerSettings | SettingsError
         try:
             self._settings = settings or WorkerSettings.load(**given)
@@ -98,6 +96,7 @@ class Worker:
         self._stages: dict[tuple[str, str], Stage] = {}
         self._redactor = Redactor(os.environ)
         self._around = Around(self._stages)
+        self._early_start = EARLY_START
         self._lifecycle = Lifecycle(self._around.start)
 
     @property
@@ -158,9 +157,7 @@ class Worker:
         def register(handler: AnyHandler) -> AnyHandler:
             check_handler(name, handler)
             # The types of a handler in a function are local names there.
-            defined_in = inspect.currentframe()
-            caller = defined_in.f_back if defined_in is not None else None
-            read = reader_of(name, handler, caller.f_locals if caller is not None else {})
+            read = reader_of(name, handler, sys._getframe(1).f_locals)  # noqa: SLF001 (the only way)
             self._stages[type_name, stage_name] = Stage(
                 handler, limit_s, max_attempts, read, exceptions, backoff, concurrency
             )
@@ -287,7 +284,13 @@ class Worker:
         if not self._stages:
             raise SettingsError("the worker has no stage: register handlers with @worker.stage('type.stage')")
         return Registered(
-            self.settings, self._stages, self._lifecycle, self._types, self._around, self._redactor
+            self.settings,
+            self._stages,
+            self._lifecycle,
+            self._types,
+            self._around,
+            self._redactor,
+            self._early_start,
         )
 
     def with_settings(self, settings: WorkerSettings) -> Worker:
@@ -318,15 +321,12 @@ class Worker:
             "worker",
             self.serve,
             grace_s=drain_s + LAST_RESULTS_S,
-            on_wait=self._wait,
+            on_wait=lambda error: stand_in(self.settings, error),
             resumes=False,
             hurry=self._hurry.set,
             log_ids=current_ids,
         )
         raise SystemExit(status)
-
-    async def _wait(self, error: PenstockError) -> None:
-        await stand_in(self.settings, error)
 
     async def serve(self, stopping: asyncio.Event, ready: process.Ready = lambda: None) -> None:
         """Works until `stopping` is set, then drains.

@@ -21,13 +21,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from penstock.contracts.ready import ReadyTask
 from penstock.core.log_chunk import PLATFORM_SOURCE
-from penstock.worker.current import CurrentAttempt, current_attempt
+from penstock.worker.current import current_attempt, ids_of
+from penstock.worker.outcomes import Task
 
 log = logging.getLogger(__name__)
 
-# Seconds of one step of a handler, and seconds between two checks.
 BLOCKED_S = 1.0
 CHECK_S = 0.25
 # Seconds between two warnings about one stage.
@@ -44,7 +43,8 @@ class BlockDetector:
     Args:
         loop: of the handlers.
         busy: whether an attempt runs.
-        attempt_of: the attempt that a task of the loop runs; None for other tasks.
+        blocked_s: seconds of one step of a handler.
+        check_s: seconds between two checks.
 
     Attributes:
         blocked: how often a handler has blocked the loop, by (type, stage).
@@ -54,12 +54,14 @@ class BlockDetector:
         self,
         loop: asyncio.AbstractEventLoop,
         busy: Callable[[], bool],
-        attempt_of: Callable[[asyncio.Task[Any]], ReadyTask | None],
+        blocked_s: float = BLOCKED_S,
+        check_s: float = CHECK_S,
     ) -> None:
+        self._blocked_s = blocked_s
+        self._check_s = check_s
         self.blocked: Counter[tuple[str, str]] = Counter()
         self._loop = loop
         self._busy = busy
-        self._attempt_of = attempt_of
         self._thread_id = threading.get_ident()
         # Whether the loop has answered the last question.
         self._answered = True
@@ -74,10 +76,10 @@ class BlockDetector:
     async def run(self) -> None:
         """Watches until cancelled, or until the loop is closed."""
         while True:
-            due_s = time.monotonic() + CHECK_S
-            await asyncio.sleep(CHECK_S)
+            due_s = time.monotonic() + self._check_s
+            await asyncio.sleep(self._check_s)
             now_s = time.monotonic()
-            if now_s - due_s > BLOCKED_S / 2:
+            if now_s - due_s > self._blocked_s / 2:
                 # The process did not run, or the interpreter was held.
                 self._since_s = now_s
             try:
@@ -92,7 +94,7 @@ class BlockDetector:
         if self._answered or current is not self._current:
             self._current, self._since_s, self._reported = current, now_s, False
         if not self._answered:
-            if now_s - self._since_s >= BLOCKED_S and not self._reported:
+            if now_s - self._since_s >= self._blocked_s and not self._reported:
                 self._reported = True
                 self._report(now_s)
         elif self._busy():
@@ -106,10 +108,12 @@ class BlockDetector:
         frame = sys._current_frames().get(self._thread_id)  # noqa: SLF001 (documented, for debuggers)
         if frame is None:
             return
-        ids, attempt = self._find(frame)
+        current = self._current
+        task = _task_in(current, frame) if current is not None else None
         # The step has ended meanwhile, and another one may run.
-        if self._answered or asyncio.current_task(self._loop) is not self._current:
+        if self._answered or asyncio.current_task(self._loop) is not current:
             return
+        ids = {} if task is None else ids_of(task)
         stage = (str(ids.get("task_type", "")), str(ids.get("stage", "")))
         if ids:
             self.blocked[stage] += 1
@@ -117,9 +121,9 @@ class BlockDetector:
             return
         self._warned_s[stage] = now_s
         where = _where(frame)
-        if attempt is not None and attempt.log is not None:
-            text = f"the handler has blocked the event loop for {BLOCKED_S:g} s at {where}"
-            attempt.log.add(logging.WARNING, PLATFORM_SOURCE, text)
+        if task is not None and task.run_log is not None:
+            text = f"the handler has blocked the event loop for {self._blocked_s:g} s at {where}"
+            task.run_log.add(logging.WARNING, PLATFORM_SOURCE, text)
         stack = "".join(traceback.format_list(traceback.extract_stack(frame, limit=FRAMES)))
         log.warning(
             "A handler blocks the event loop, and all async handlers wait; make it synchronous",
@@ -127,24 +131,13 @@ class BlockDetector:
                 "event": "handler_blocks_loop",
                 **ids,
                 "where": where,
-                "seconds": BLOCKED_S,
+                "seconds": self._blocked_s,
                 "traceback": stack,
             },
         )
 
-    def _find(self, frame: FrameType) -> tuple[dict[str, object], CurrentAttempt | None]:
-        """The ids of the attempt whose code runs in the loop, and the attempt; empty if unknown."""
-        current = asyncio.current_task(self._loop)
-        if current is None:
-            return {}, None
-        if (attempt := _attempt_in(current, frame)) is not None:
-            return attempt.ids(), attempt
-        if (ready := self._attempt_of(current)) is not None:
-            return {**ready.fence.ids(), "task_type": ready.type}, None
-        return {}, None
 
-
-def _attempt_in(current: asyncio.Task[Any], frame: FrameType) -> CurrentAttempt | None:
+def _task_in(current: asyncio.Task[Any], frame: FrameType) -> Task | None:
     """The attempt in the context of a task, also of one that the handler has created."""
     if (get_context := getattr(current, "get_context", None)) is not None:
         context = get_context()
@@ -154,7 +147,7 @@ def _attempt_in(current: asyncio.Task[Any], frame: FrameType) -> CurrentAttempt 
     while caller is not None:
         handle = caller.f_locals.get("self")
         if isinstance(handle, asyncio.Handle):
-            found: CurrentAttempt | None = getattr(handle, "_context").get(current_attempt)  # noqa: B009 (type checkers do not know it)
+            found: Task | None = getattr(handle, "_context").get(current_attempt)  # noqa: B009 (type checkers do not know it)
             return found
         caller = caller.f_back
     return None

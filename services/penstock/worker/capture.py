@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from penstock.worker.current import current_attempt
+from penstock.worker.log_buffer import RunLog
 
 _STREAM_EMIT = logging.StreamHandler.emit.__code__
 _captured = threading.local()
@@ -30,12 +31,16 @@ class CaptureHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Never waits and never raises."""
-        attempt = current_attempt.get()
-        if attempt is not None and attempt.log is not None:
-            _capture(record, attempt.log)
+        if (log := _current_log()) is not None:
+            _capture(record, log)
 
 
-def _capture(record: logging.LogRecord, log: Any) -> None:
+def _current_log() -> RunLog | None:
+    task = current_attempt.get()
+    return None if task is None else task.run_log
+
+
+def _capture(record: logging.LogRecord, log: RunLog) -> None:
     # A record may come both to the root logger and to a handler that writes to a captured stream.
     if getattr(_captured, "record", None) is not record:
         _captured.record = record
@@ -56,8 +61,7 @@ class CapturedStream:
 
     def write(self, text: str) -> int:
         """Writes to the log of the current attempt, or to the stream."""
-        attempt = current_attempt.get()
-        log = attempt.log if attempt is not None else None
+        log = _current_log()
         if log is not None and log.how_ended is None and isinstance(text, str):
             frame = sys._getframe(1)  # noqa: SLF001 (it has no other way in)
             if frame.f_code is _STREAM_EMIT:
@@ -89,8 +93,7 @@ class CapturedStream:
 
 
 def _outside_attempts(_record: logging.LogRecord) -> bool:
-    attempt = current_attempt.get()
-    return attempt is None or attempt.log is None
+    return _current_log() is None
 
 
 @contextmanager

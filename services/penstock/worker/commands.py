@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import codecs
+import io
 import logging
 import os
 import signal
@@ -20,14 +20,15 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from penstock.errors import CommandFailed
 from penstock.worker.log_buffer import RunLog
+from penstock.worker.threads import start_thread
 
 # Seconds from SIGTERM to SIGKILL; less than a cancelled handler has before it is abandoned.
 END_S = 3.0
@@ -39,7 +40,6 @@ LAST_LINES = 20
 LINE_CHARS = 64 * 1024
 _READ_BYTES = 64 * 1024
 _ERROR_CHARS = 1_500
-_HAS_GROUPS = hasattr(os, "killpg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,11 @@ class Finished:
         return self
 
 
-class LineSplitter:
-    """Makes lines of the bytes of a stream; a carriage return begins the line again."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._rest = ""
-
-    def feed(self, data: bytes, *, final: bool = False) -> list[str]:
-        """The lines that are complete, and the last one at the end of the stream."""
-        *lines, rest = (self._rest + self._decoder.decode(data, final)).split("\n")
-        if "\r" in rest:
-            # As on a terminal: a progress bar is the text behind the last one but a trailing one.
-            rest = rest[max(rest.rfind("\r", 0, len(rest) - 1), 0) :]
-        if rest and (final or len(rest) > LINE_CHARS):
-            lines.append(rest)
-            rest = ""
-        self._rest = rest
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+def lines_of(stream: IO[bytes]) -> Iterator[str]:
+    """The lines of a stream; a carriage return begins the line again, as on a terminal."""
+    with io.TextIOWrapper(stream, "utf-8", errors="replace", newline="\n") as text:
+        while line := text.readline(LINE_CHARS):
+            yield line.rstrip("\r\n").rpartition("\r")[2]
 
 
 class Command:
@@ -165,23 +152,7 @@ class Command:
 
         A second cancellation, as at the end of the worker, kills the group.
         """
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Finished | BaseException] = loop.create_future()
-
-        def settle(result: Finished | BaseException) -> None:
-            if not ended.done():
-                ended.set_result(result)
-
-        def run() -> None:
-            result: Finished | BaseException
-            try:
-                result = self.run()
-            except BaseException as error:  # noqa: BLE001 (raised below, in the handler)
-                result = error
-            with suppress(RuntimeError):  # the loop may be closed
-                loop.call_soon_threadsafe(settle, result)
-
-        threading.Thread(target=run, name=f"run {self.program}", daemon=True).start()
+        ended = start_thread(self.run, f"run {self.program}")
         try:
             await asyncio.wait({ended})
         except asyncio.CancelledError:
@@ -192,10 +163,10 @@ class Command:
                 self.kill()
                 raise
             raise
-        result = ended.result()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        finished, error = ended.result()
+        if error is not None:
+            raise error
+        return cast("Finished", finished)
 
     def end(self) -> None:
         """Ends the group: SIGTERM, and SIGKILL later. Does not wait."""
@@ -210,7 +181,7 @@ class Command:
 
     def kill(self) -> None:
         """Kills the group at once."""
-        self._signal(signal.SIGKILL if _HAS_GROUPS else signal.SIGTERM)
+        self._signal(signal.SIGKILL)
 
     def checked(self, finished: Finished, *, check: bool) -> Finished:
         """The end of the command.
@@ -263,27 +234,23 @@ class Command:
         return [(process.stdout, self._read_all), (process.stderr, self._read_lines)]
 
     def _read_lines(self, stream: IO[bytes]) -> None:
-        splitter = LineSplitter()
-        with stream:
-            while data := os.read(stream.fileno(), _READ_BYTES):
-                self._add(splitter.feed(data))
-        self._add(splitter.feed(b"", final=True))
+        for line in lines_of(stream):
+            self._add(line)
 
     def _read_all(self, stream: IO[bytes]) -> None:
         with stream:
             while data := os.read(stream.fileno(), _READ_BYTES):
                 self._captured.append(data)
 
-    def _add(self, lines: list[str]) -> None:
-        for line in lines:
-            # They become the error of the attempt, which must not have secrets either.
-            self._last.append(line if self._log is None else self._log.redacted(line))
-            if self._log is not None:
-                self._log.add(logging.INFO, self.program, line)
-            # `print` of the handler would write there; the log has the line already.
-            if (stream := getattr(sys.stdout, "uncaptured", sys.stdout)) is not None:
-                with suppress(OSError, ValueError):
-                    print(line, file=stream)
+    def _add(self, line: str) -> None:
+        # They become the error of the attempt, which must not have secrets either.
+        self._last.append(line if self._log is None else self._log.redacted(line))
+        if self._log is not None:
+            self._log.add(logging.INFO, self.program, line)
+        # `print` of the handler would write there; the log has the line already.
+        if (stream := getattr(sys.stdout, "uncaptured", sys.stdout)) is not None:
+            with suppress(OSError, ValueError):
+                print(line, file=stream)
 
     def _signal(self, number: signal.Signals) -> None:
         with self._lock:
@@ -291,10 +258,7 @@ class Command:
             if process is None or process.returncode is not None:
                 return
             with suppress(ProcessLookupError, PermissionError):
-                if _HAS_GROUPS:
-                    os.killpg(process.pid, number)
-                else:
-                    process.send_signal(number)
+                os.killpg(process.pid, number)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """Kills what is left of the group, and releases the id of the process."""

@@ -10,37 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 
-from penstock.worker.log_buffer import RunLog
 from penstock.worker.outcomes import Task
 
-
-@dataclass(frozen=True, slots=True)
-class CurrentAttempt:
-    """An attempt that runs.
-
-    Attributes:
-        task: the handler's argument.
-        log: of its run; None when task logs are off.
-    """
-
-    task: Task
-    log: RunLog | None = None
-
-    def ids(self) -> dict[str, object]:
-        """The fields of a log entry about this attempt."""
-        task = self.task
-        return {
-            "task": task.id,
-            "step": task.step,
-            "stage": task.stage,
-            "attempt": task.attempt,
-            "task_type": task.type,
-        }
-
-
-current_attempt: ContextVar[CurrentAttempt | None] = ContextVar("penstock_current_attempt", default=None)
+current_attempt: ContextVar[Task | None] = ContextVar("penstock_current_attempt", default=None)
 
 
 def current_task() -> Task:
@@ -49,25 +22,36 @@ def current_task() -> Task:
     Raises:
         RuntimeError: no handler runs this code.
     """
-    attempt = current_attempt.get()
-    if attempt is None:
+    task = current_attempt.get()
+    if task is None:
         raise RuntimeError(
             "no handler runs this code: call it from a stage, or copy the context to a thread of your own "
             "(contextvars.copy_context().run)"
         )
-    return attempt.task
+    return task
+
+
+def ids_of(task: Task) -> dict[str, object]:
+    """The fields of a log entry about an attempt."""
+    return {
+        "task": task.id,
+        "step": task.step,
+        "stage": task.stage,
+        "attempt": task.attempt,
+        "task_type": task.type,
+    }
 
 
 def current_ids() -> dict[str, object]:
     """The ids of the task whose handler runs this code, as fields of a log entry; else none."""
-    attempt = current_attempt.get()
-    return {} if attempt is None else attempt.ids()
+    task = current_attempt.get()
+    return {} if task is None else ids_of(task)
 
 
 @contextmanager
-def attempt_scope(attempt: CurrentAttempt) -> Iterator[None]:
+def attempt_scope(task: Task) -> Iterator[None]:
     """Makes the attempt the current one of this context for a `with` block."""
-    token = current_attempt.set(attempt)
+    token = current_attempt.set(task)
     try:
         yield
     finally:

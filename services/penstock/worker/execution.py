@@ -28,8 +28,8 @@ from penstock.objects import ObjectStore
 from penstock.worker.around import Around
 from penstock.worker.callables import is_async
 from penstock.worker.contexts import Contexts
-from penstock.worker.current import CurrentAttempt, attempt_scope
-from penstock.worker.handler_call import HandlerTimeout, Raised, call_on_thread
+from penstock.worker.current import attempt_scope
+from penstock.worker.handler_call import ABANDON_S, HandlerTimeout, Raised, call_on_thread
 from penstock.worker.log_buffer import LogBuffer, RunLog
 from penstock.worker.missing_handlers import MissingHandlers
 from penstock.worker.outcomes import Outcome, Task
@@ -95,6 +95,8 @@ class Execution:
         around: middleware and dependencies, which have started; None is nothing.
         redact: removes secrets from what the platform shows: reports of progress, and the errors of
             attempts.
+        abandon_s: seconds that a handler gets to end after its cancellation, before it is
+            abandoned.
     """
 
     def __init__(
@@ -106,10 +108,13 @@ class Execution:
         report: Callable[[AttemptId, Progress], object] = lambda _attempt_id, _progress: None,
         around: Around | None = None,
         redact: Callable[[str], str] | None = None,
+        *,
+        abandon_s: float = ABANDON_S,
     ) -> None:
+        self._abandon_s = abandon_s
         # None costs nothing in each attempt.
         self._around = around or None
-        self._stages = stages
+        self.stages = stages
         self._report = report
         self._redact = redact
         self._contexts = Contexts(objects)
@@ -150,7 +155,7 @@ class Execution:
 
     def cancelled_itself(self, ready: ReadyTask) -> StageResult:
         """The failure of an attempt whose handler cancelled the task in which it ran."""
-        stage = self._stages[ready.type, ready.fence.stage]
+        stage = self.stages[ready.type, ready.fence.stage]
         return failed(ready, stage.retries, 0, Failure(kind="CancelledError", message=SELF_CANCELLED))
 
     async def _logged(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
@@ -178,11 +183,13 @@ class Execution:
         self, ready: ReadyTask, abandon: Callable[[StageResult], None], run_log: RunLog | None
     ) -> StageResult | None:
         started_ms = now_ms()
-        stage = self._stages.get((ready.type, ready.fence.stage))
+        stage = self.stages.get((ready.type, ready.fence.stage))
         if stage is None:
             return self._missing.hand_back(ready)
         timeout = HandlerTimeout(
-            stage.timeout_s, lambda failure: abandon(failed(ready, stage.retries, started_ms, failure))
+            stage.timeout_s,
+            lambda failure: abandon(failed(ready, stage.retries, started_ms, failure)),
+            self._abandon_s,
         )
         try:
             fence, value = ready.fence, await self._contexts.value_of(ready)
@@ -200,7 +207,7 @@ class Execution:
                 _report=self._report,
                 _redact=self._redact,
             )
-            with attempt_scope(CurrentAttempt(task, run_log)):
+            with attempt_scope(task):
                 returned = await self._call(stage, task, ready, timeout)
             result = self._conclude(ready, stage, returned, started_ms)
         except asyncio.CancelledError as error:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-import os
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from penstock import forking
 from penstock.contracts.result import Failure
 from penstock.worker.outcomes import Task
+from penstock.worker.threads import start_thread
 
 # Seconds that a handler gets to end after its cancellation, before it is abandoned.
 ABANDON_S = 5.0
@@ -25,14 +23,18 @@ class HandlerTimeout:
 
     Args:
         timeout_s: seconds until the handler is cancelled.
-        abandon: called when the handler has not ended `ABANDON_S` after its cancellation.
+        abandon: called when the handler has not ended `abandon_s` after its cancellation.
+        abandon_s: seconds after the cancellation.
 
     Attributes:
         abandoned: whether `abandon` was called.
         on_thread: whether a thread of the handler runs, which cannot be ended from outside.
     """
 
-    def __init__(self, timeout_s: float, abandon: Callable[[Failure], None]) -> None:
+    def __init__(
+        self, timeout_s: float, abandon: Callable[[Failure], None], abandon_s: float = ABANDON_S
+    ) -> None:
+        self._abandon_s = abandon_s
         self.abandoned = False
         self.on_thread = False
         self._timeout_s = timeout_s
@@ -61,13 +63,13 @@ class HandlerTimeout:
     def _expire(self) -> None:
         self._expired = True
         self._task.cancel()
-        self._timer = asyncio.get_running_loop().call_later(ABANDON_S, self._abandon_handler)
+        self._timer = asyncio.get_running_loop().call_later(self._abandon_s, self._abandon_handler)
 
     def _abandon_handler(self) -> None:
         self.abandoned = True
         message = (
             f"the handler took longer than {self._timeout_s:g} s, swallowed its cancellation "
-            f"and was abandoned {ABANDON_S:g} s later"
+            f"and was abandoned {self._abandon_s:g} s later"
         )
         self._abandon(Failure(kind="Timeout", message=message))
 
@@ -90,7 +92,7 @@ async def call_on_thread(handler: Callable[[Task], Any], task: Task, limit: Hand
         Raised: the handler has raised an error on its thread.
         Exception: raised by its coroutine.
     """
-    future = _start_thread(handler, task)
+    future = start_thread(partial(handler, task), f"{task.type}.{task.stage}-{task.attempt_id}")
     limit.on_thread = True
     try:
         await asyncio.wait({future})
@@ -104,36 +106,3 @@ async def call_on_thread(handler: Callable[[Task], Any], task: Task, limit: Hand
     if error is not None:
         raise Raised(error)
     return await returned if inspect.isawaitable(returned) else returned
-
-
-def _start_thread(
-    handler: Callable[[Task], Any], task: Task
-) -> asyncio.Future[tuple[Any, None] | tuple[None, BaseException]]:
-    """Runs a synchronous handler on its own daemon thread, which cannot keep the process alive.
-
-    The future's result is the handler's outcome, or its error.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, None] | tuple[None, BaseException]] = loop.create_future()
-    context, process = contextvars.copy_context(), os.getpid()
-
-    def settle(ended: tuple[Any, None] | tuple[None, BaseException]) -> None:
-        if not future.done():
-            future.set_result(ended)
-        elif inspect.iscoroutine(ended[0]):
-            # Nothing awaits it any more: it would warn.
-            ended[0].close()
-
-    def run() -> None:
-        ended: tuple[Any, None] | tuple[None, BaseException]
-        try:
-            ended = (context.run(handler, task), None)
-        except BaseException as error:  # noqa: BLE001 (the loop turns it into a result)
-            ended = (None, error)
-        forking.end_if_child(process, ended[1])
-        # The process may have stopped meanwhile.
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, ended)
-
-    threading.Thread(target=run, name=f"{task.type}.{task.stage}-{task.attempt_id}", daemon=True).start()
-    return future

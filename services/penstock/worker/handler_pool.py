@@ -9,29 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
-from penstock.core.suspects import Isolation, SuspectQueue
+from penstock.core.suspects import Isolation
 from penstock.worker.backlog import Backlog, Surplus
 from penstock.worker.execution import Execution
 from penstock.worker.metrics import CANCELLED, HANDED_BACK, AttemptCounts
+from penstock.worker.ports import Platform
 from penstock.worker.results import returned_result
+from penstock.worker.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
 # Seconds that cancelled handlers get to end during a drain.
 CANCEL_S = 1.0
-# A suspect that has run for so long lets others begin beside it. Otherwise the loss of a host with
-# thousands of long tasks would hold them up for days.
 TURN_S = 3.0
-# Attempts that wait for a handler go back when none began for so long: another worker may be idle.
 STUCK_S = 0.5
 # Seconds between two looks at those that wait, at least.
 LOOK_S = 0.05
@@ -46,43 +44,39 @@ class HandlerPool:
 
     Args:
         execution: runs one attempt.
-        report: called with each result.
+        platform: receives results and the turns of suspects.
         size: most attempts at once.
-        announce: tells the platform that a suspect begins; `begin` follows when it knows.
-        ended: called with a suspect that has ended; `end_turn` follows when its result is stored.
-            Otherwise the next attempt could kill the process before, and the loss would be charged
-            to both.
-        block: called with True when the worker must take no further attempts for now, because a
-            suspect that runs alone lasts, and with False when it may again.
         limits: most attempts at once by (type, stage), for stages with a limit of their own.
-        counts: of the attempts that end; None counts nothing.
+        turn_s: seconds after which a suspect lets others begin beside it. Otherwise the loss of a
+            host with thousands of long tasks would hold them up for days.
+        stuck_s: seconds without the begin of an attempt after which those that wait go back:
+            another worker may be idle.
+
+    Attributes:
+        counts: of the attempts that have ended.
     """
 
     def __init__(
         self,
         execution: Execution,
-        report: Callable[[StageResult], None],
+        platform: Platform,
         size: int,
-        announce: Callable[[AttemptId], object],
-        ended: Callable[[AttemptId], object],
-        block: Callable[[bool], object] = lambda _blocked: None,
         limits: Mapping[tuple[str, str], int] = MappingProxyType({}),
-        counts: AttemptCounts | None = None,
+        *,
+        turn_s: float = TURN_S,
+        stuck_s: float = STUCK_S,
     ) -> None:
+        self._turn_s = turn_s
+        self._stuck_s = stuck_s
         # Each attempt has a copy of this context: no other one sees what its handler sets.
         self._context = contextvars.copy_context()
-        self._counts = counts
+        self.counts = AttemptCounts(execution.stages)
         self._execution = execution
-        self._report = report
+        self._platform = platform
         self._size = size
         self._running: dict[AttemptId, tuple[asyncio.Task[None], ReadyTask]] = {}
         self._backlog = Backlog(limits)
-        self._announce = announce
-        self._ended = ended
-        self._block = block
-        self._suspect_queue: SuspectQueue[AttemptId] = SuspectQueue()
-        # Suspects that have not begun.
-        self._suspects: dict[AttemptId, ReadyTask] = {}
+        self._suspects = Suspects()
         self._closed = False
         # When an attempt last began, or a suspect began to block others; and the next look at those
         # that wait.
@@ -106,9 +100,7 @@ class HandlerPool:
             elif ready.isolation is None:
                 self._backlog.add(ready, now_s)
             else:
-                attempt_id = ready.fence.attempt_id
-                self._suspects[attempt_id] = ready
-                self._suspect_queue.add(attempt_id, ready.isolation)
+                self._suspects.add(ready)
         self._return_surplus(self._backlog.take_surplus(now_s))
         self._fill()
 
@@ -125,11 +117,7 @@ class HandlerPool:
     @property
     def waiting(self) -> int:
         """How many attempts wait for a handler; may be asked from any thread."""
-        return len(self._backlog) + len(self._suspect_queue)
-
-    def attempt_of(self, task: asyncio.Task[Any]) -> ReadyTask | None:
-        """The attempt that a task of the event loop runs; may be asked from any thread."""
-        return next((ready for running, ready in list(self._running.values()) if running is task), None)
+        return len(self._backlog) + len(self._suspects)
 
     def waits(self, attempt_id: AttemptId) -> bool:
         """Whether an attempt waits for a handler; may be called from any thread."""
@@ -142,34 +130,31 @@ class HandlerPool:
 
     def begin(self, attempt_id: AttemptId) -> None:
         """Begins a suspect that was announced, unless it was dropped or returned meanwhile."""
-        ready = self._suspects.pop(attempt_id, None)
+        ready = self._suspects.begin(attempt_id)
         if ready is None:
             return
         self._start(ready)
         if ready.isolation is Isolation.ONE:
-            asyncio.get_running_loop().call_later(TURN_S, self._outlive_turn, attempt_id)
+            asyncio.get_running_loop().call_later(self._turn_s, self._outlive_turn, attempt_id)
 
     def end_turn(self, attempt_id: AttemptId) -> None:
         """Lets the next suspect begin, if this one has its turn."""
-        self._suspect_queue.end_turn(attempt_id)
+        self._suspects.end_turn(attempt_id)
         self._fill()
 
     def _outlive_turn(self, attempt_id: AttemptId) -> None:
-        self._suspect_queue.end_turn(attempt_id, outlived=True)
+        self._suspects.end_turn(attempt_id, outlived=True)
         self._fill()
 
-    def drop(self, attempt_ids: list[AttemptId]) -> None:
+    def drop(self, attempt_ids: Collection[AttemptId]) -> None:
         """Ends attempts without a result: their handlers are cancelled."""
         self._backlog.drop(set(attempt_ids))
-        self._suspect_queue.drop(attempt_ids)
+        for suspect in self._suspects.drop(attempt_ids):
+            self._backlog.end(suspect, asyncio.get_running_loop().time())
         for attempt_id in attempt_ids:
-            suspect = self._suspects.pop(attempt_id, None)
-            if suspect is not None:
-                self._backlog.end(suspect, asyncio.get_running_loop().time())
             entry = self._running.pop(attempt_id, None)
             if entry is not None:
-                if self._counts is not None:
-                    self._counts.add(entry[1], CANCELLED)
+                self.counts.add(entry[1], CANCELLED)
                 entry[0].cancel()
         self._fill()
 
@@ -181,12 +166,8 @@ class HandlerPool:
             hurry: returns running attempts when it is set.
         """
         self._closed = True
-        for ready in self._backlog.take_all():
+        for ready in (*self._backlog.take_all(), *self._suspects.take_all()):
             self._hand_back(ready, "the worker is stopping")
-        for ready in self._suspects.values():
-            self._hand_back(ready, "the worker is stopping")
-        self._suspect_queue.drop(self._suspects)
-        self._suspects.clear()
         if self._running:
             log.info(
                 "Draining while handlers are running; a second signal hands their tasks back at once",
@@ -257,85 +238,77 @@ class HandlerPool:
                     "traceback": result.error.traceback,
                 },
             )
-        if self._counts is not None:
-            self._counts.add(entry[1], HANDED_BACK if result.handed_back else result.outcome.value)
-        self._report(result)
+        self.counts.add(entry[1], HANDED_BACK if result.handed_back else result.outcome.value)
+        self._platform.add(result)
         if self._backlog.has_limits:
             self._backlog.end(entry[1], asyncio.get_running_loop().time())
         if entry[1].isolation is not None:
-            self._ended(attempt_id)
+            self._platform.ended(attempt_id)
         self._fill()
 
     def _has_room(self) -> bool:
-        announced = len(self._suspects) - len(self._suspect_queue)
-        return len(self._running) + announced < self._size
-
-    def _stage_has_room(self, suspect: AttemptId) -> bool:
-        return self._backlog.has_room(self._suspects[suspect])
+        return len(self._running) + self._suspects.announced < self._size
 
     def _fill(self) -> None:
         if self._closed:
             return
         while (
             self._has_room()
-            and (suspect := self._suspect_queue.take(len(self._running), self._stage_has_room)) is not None
+            and (suspect := self._suspects.take(len(self._running), self._backlog.has_room)) is not None
         ):
             # From now on, since another attempt could begin before the platform knows.
-            self._backlog.begin(self._suspects[suspect], asyncio.get_running_loop().time())
-            self._announce(suspect)
+            self._backlog.begin(suspect, asyncio.get_running_loop().time())
+            self._platform.announce(suspect.fence.attempt_id)
         while (
             self._has_room()
-            and not self._suspect_queue.blocks_others
+            and not self._suspects.blocks_others
             and (ready := self._backlog.take()) is not None
         ):
             self._start(ready)
         if self._backlog and self._look is None:
-            self._look = asyncio.get_running_loop().call_later(STUCK_S, self._return_stuck)
+            self._look = asyncio.get_running_loop().call_later(self._stuck_s, self._return_stuck)
         self._watch_block()
 
     def _watch_block(self) -> None:
         """Takes no attempts once a suspect has blocked others for a turn, until that ends."""
-        if self._suspect_queue.blocks_others:
+        if self._suspects.blocks_others:
             if self._block_timer is None:
-                self._block_timer = asyncio.get_running_loop().call_later(TURN_S, self._begin_block)
+                self._block_timer = asyncio.get_running_loop().call_later(self._turn_s, self._begin_block)
             return
         if self._block_timer is not None:
             self._block_timer.cancel()
             self._block_timer = None
         if self._blocked:
             self._blocked = False
-            self._block(self._blocked)
+            self._platform.block(self._blocked)
 
     def _begin_block(self) -> None:
         if self._closed:
             return
         self._blocked = True
-        self._block(self._blocked)
-        behind = self._suspect_queue.behind_alone()
+        self._platform.block(self._blocked)
+        waiting = [*self._backlog.take_all(), *self._suspects.take_behind_alone()]
         log.info(
             "A suspect runs alone for long; waiting tasks go to other workers",
-            extra={"event": "worker_held_by_suspect", "attempts": len(self._backlog) + len(behind)},
+            extra={"event": "worker_held_by_suspect", "attempts": len(waiting)},
         )
-        for ready in self._backlog.take_all():
+        for ready in waiting:
             self._hand_back(ready, ALONE_REASON)
-        self._suspect_queue.drop(behind)
-        for attempt_id in behind:
-            self._hand_back(self._suspects.pop(attempt_id), ALONE_REASON)
 
     def _return_stuck(self) -> None:
-        """Returns waiting attempts if none began for `STUCK_S`; else looks again later."""
+        """Returns waiting attempts if none began for `stuck_s`; else looks again later."""
         loop = asyncio.get_running_loop()
         self._look, now_s = None, loop.time()
         if self._closed or not self._backlog:
             return
-        if self._suspect_queue.blocks_others:
+        if self._suspects.blocks_others:
             # After a turn the worker takes none. Before, it still pulls: it would get the same
             # tasks again.
             self._moved_s = now_s
         else:
-            self._return_surplus(self._backlog.take_stuck(now_s, STUCK_S))
+            self._return_surplus(self._backlog.take_stuck(now_s, self._stuck_s))
         free = self._backlog.free
-        if free and self._moved_s + STUCK_S <= now_s:
+        if free and self._moved_s + self._stuck_s <= now_s:
             log.info(
                 "No handler became free; waiting tasks go to other workers",
                 extra={"event": "backlog_returned", "attempts": len(free)},
@@ -343,15 +316,14 @@ class HandlerPool:
             while free:
                 self._hand_back(free.take(), "no handler of the worker became free")
         if self._backlog:
-            due_s = self._backlog.next_stuck_s(STUCK_S)
+            due_s = self._backlog.next_stuck_s(self._stuck_s)
             if free:
-                due_s = min(due_s, self._moved_s + STUCK_S)
+                due_s = min(due_s, self._moved_s + self._stuck_s)
             self._look = loop.call_at(max(due_s, now_s + LOOK_S), self._return_stuck)
 
     def _hand_back(self, ready: ReadyTask, reason: str, delay_ms: int | None = None) -> None:
-        if self._counts is not None:
-            self._counts.add(ready, HANDED_BACK)
-        self._report(returned_result(ready, reason, delay_ms))
+        self.counts.add(ready, HANDED_BACK)
+        self._platform.add(returned_result(ready, reason, delay_ms))
 
     def _return_surplus(self, surplus: Iterable[Surplus]) -> None:
         """Hands back attempts whose stage is at its limit, each with its delay."""

@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms
@@ -116,9 +116,8 @@ class HeartbeatSender:
         terms = self._waiting.get(attempt_id)
         if terms is None:
             return False
-        heartbeat = Heartbeat(Kind.BEAT, self._worker_id, terms.lease_ms, [attempt_id], terms.max_attempts)
         answers = await retry_until_available(
-            lambda: self._transport.try_heartbeat(heartbeat),
+            lambda: self._transport.try_heartbeat(self._beat(terms, [attempt_id])),
             waiting_for="begin of a suspect",
             backoff=WORKER_BACKOFF,
         )
@@ -155,16 +154,8 @@ class HeartbeatSender:
     ) -> bool:
         """Sends one record of reports; False when it must be sent again."""
         sent_s = self._clock()
-        heartbeat = Heartbeat(
-            Kind.BEAT,
-            self._worker_id,
-            terms.lease_ms,
-            list(reports),
-            terms.max_attempts,
-            progress=reports,
-        )
         try:
-            answers = await self._transport.try_heartbeat(heartbeat)
+            answers = await self._transport.try_heartbeat(self._beat(terms, list(reports), progress=reports))
         except Throttled as error:
             self._pause(error, len(reports))
             return False
@@ -181,9 +172,6 @@ class HeartbeatSender:
         """Ends the heartbeats of attempts."""
         for queue in self._queues.values():
             queue.discard(attempt_ids)
-        self._discard_waiting(attempt_ids)
-
-    def _discard_waiting(self, attempt_ids: Iterable[AttemptId]) -> None:
         if self._waiting:
             for attempt_id in attempt_ids:
                 self._waiting.pop(attempt_id, None)
@@ -268,8 +256,7 @@ class HeartbeatSender:
                     "lease_s": queue.policy.timeout_s,
                 },
             )
-            queue.discard(lost)
-            self._discard_waiting(lost)
+            self.remove(lost)
             self._on_lost(lost)
 
     async def _send(
@@ -285,10 +272,7 @@ class HeartbeatSender:
         # without a retry count.
         answers: Mapping[AttemptId, Answer] = dict.fromkeys(attempt_ids, Answer.THROTTLED)
         try:
-            heartbeat = Heartbeat(
-                Kind.BEAT, self._worker_id, terms.lease_ms, attempt_ids, terms.max_attempts, begun
-            )
-            answers = await self._transport.try_heartbeat(heartbeat)
+            answers = await self._transport.try_heartbeat(self._beat(terms, attempt_ids, begun=begun))
             self._failures = 0
         except Throttled as error:
             self._pause(error, len(attempt_ids))
@@ -305,6 +289,11 @@ class HeartbeatSender:
             for attempt_id in attempt_ids:
                 queue.answer(attempt_id, answers[attempt_id], sent_s)
         self._stop_gone(answers)
+
+    def _beat(self, terms: LeaseTerms, attempt_ids: list[AttemptId], **fields: Any) -> Heartbeat:
+        return Heartbeat(
+            Kind.BEAT, self._worker_id, terms.lease_ms, attempt_ids, terms.max_attempts, **fields
+        )
 
     def _pause(self, error: Throttled, attempts: int) -> None:
         log.warning(
@@ -332,9 +321,7 @@ class HeartbeatSender:
                 "tasks": [g.task_id for g in gone[:5]],
             },
         )
-        for queue in self._queues.values():
-            queue.discard(gone)
-        self._discard_waiting(gone)
+        self.remove(gone)
         self._on_lost(gone)
 
 

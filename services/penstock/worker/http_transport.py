@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import orjson
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, claims_of
@@ -112,15 +110,10 @@ class HttpTransport:
         return answers
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
-        """Returns once the gateway has them; tries again while it is unavailable.
-
-        Raises:
-            TypeError, ValueError: one of them cannot be encoded; none is sent.
-        """
+        """Returns once the gateway has them; tries again while it is unavailable."""
         entries = [result.to_wire() for result in results]
-        orjson.dumps(entries)
-        for chunk in _chunks(entries):
-            await self._report(chunk)
+        for begin in range(0, len(entries), RESULTS_PER_REQUEST):
+            await self._report(entries[begin : begin + RESULTS_PER_REQUEST])
 
     async def _report(self, entries: list[dict[str, Any]]) -> None:
         request = {"worker": self._worker_id, "results": entries}
@@ -183,6 +176,7 @@ class HttpPuller:
         worker_id: of the worker.
         start: called with claimed attempts to run.
         limits: most attempts by stage, for stages with a limit of their own.
+        wait_s: seconds of a long poll, and of a wait for room.
     """
 
     def __init__(
@@ -194,7 +188,9 @@ class HttpPuller:
         worker_id: str,
         start: Callable[[list[ReadyTask]], object],
         limits: Mapping[str, int],
+        wait_s: float = WAIT_S,
     ) -> None:
+        self._wait_s = wait_s
         self._gateway = gateway
         self._type = type_name
         self._in_flight = in_flight
@@ -228,12 +224,12 @@ class HttpPuller:
         # and keeps no more room from other types.
         idle = not (alone or self._busy)
         async with self._in_flight.reserve(
-            self._type, 1 if idle else TASKS_PER_REQUEST, WAIT_S
+            self._type, 1 if idle else TASKS_PER_REQUEST, self._wait_s
         ) as reservation:
             if not reservation.size:
                 return
             waits = alone or (idle and self._in_flight.is_ample)
-            await self._hold(reservation, WAIT_S if waits else SHORT_WAIT_S)
+            await self._hold(reservation, self._wait_s if waits else SHORT_WAIT_S)
         if idle and not waits and not self._busy:
             # Other types take their turn.
             await asyncio.sleep(REST_S)
@@ -272,8 +268,3 @@ class HttpPuller:
 def _progress_of(heartbeat: Heartbeat, attempt_id: AttemptId) -> dict[str, Any]:
     progress = heartbeat.progress.get(attempt_id)
     return {"progress": progress.to_wire()} if progress is not None else {}
-
-
-def _chunks(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    for begin in range(0, len(entries), RESULTS_PER_REQUEST):
-        yield entries[begin : begin + RESULTS_PER_REQUEST]

@@ -21,7 +21,7 @@ Hook = Callable[[], object] | Callable[[], Awaitable[object]]
 # Functions of the start with what they have returned.
 Results = Sequence[tuple[Hook, object]]
 
-# Seconds that all functions of the stop get together; a worker that ends by a signal has fifteen.
+# A worker that ends by a signal has fifteen.
 STOP_S = 10.0
 
 
@@ -30,9 +30,13 @@ class Lifecycle:
 
     Args:
         started: called with the results of the functions of the start, when all of them have run.
+        stop_s: seconds that all functions of the stop get together.
     """
 
-    def __init__(self, started: Callable[[Results], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, started: Callable[[Results], Awaitable[None]] | None = None, stop_s: float = STOP_S
+    ) -> None:
+        self._stop_s = stop_s
         self.starts: list[Hook] = []
         self.stops: list[Hook] = []
         self._started = started
@@ -59,7 +63,7 @@ class Lifecycle:
 
     async def _stop(self) -> None:
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + STOP_S
+        until_s = loop.time() + self._stop_s
         for hook in reversed(self.stops):
             try:
                 async with asyncio.timeout_at(until_s):

@@ -13,8 +13,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import wraps
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ParamSpec
 
 from penstock.contracts.progress import Progress, progress_line
 from penstock.contracts.result import StageResult
@@ -44,12 +45,49 @@ PARTIAL_CHARS = 64 * 1024
 PROGRESS_SOURCE = "progress"
 PROGRESS_S = 1.0
 
+P = ParamSpec("P")
+
 _FORMATTER = logging.Formatter()
 # Attributes of a record without fields; comparing their names takes as long as all else.
 _PLAIN = len(vars(logging.makeLogRecord({})))
 _SOURCE_CHARS = 200
 # Sources that are kept: there are as many as loggers.
 _SOURCES = 1_000
+
+
+_adding: Any = threading.local()
+
+
+def _drop_lines() -> None:
+    # A forked child has no thread that ships, and one of the parent may hold the buffer's lock.
+    global _adding  # noqa: PLW0603 (of the process)
+    _adding = SimpleNamespace(active=True)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_lines)
+
+
+def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
+    """The method, which fails silently: logging must not fail the handler.
+
+    It does nothing within another one on the same thread. A value may log while its text is made,
+    and so may an object that is collected meanwhile.
+    """
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        if getattr(_adding, "active", False):
+            return
+        _adding.active = True
+        try:
+            method(*args, **kwargs)
+        except Exception:  # noqa: BLE001, S110 (see above)
+            pass
+        finally:
+            _adding.active = False
+
+    return call
 
 
 class LogBuffer:
@@ -95,11 +133,11 @@ class LogBuffer:
             for run in list(self._waiting):
                 if most_bytes <= 0:
                     break
-                before = run.lines.size_bytes, run.lines.ready_bytes
+                ready_bytes = run.lines.ready_bytes
                 run.flush_partials(now_ms)
                 first, lines = run.lines.take(min(RUN_BYTES, most_bytes), now_ms)
-                self._account(run, before)
-                most_bytes -= before[1] - run.lines.ready_bytes
+                self._account(run)
+                most_bytes -= ready_bytes - run.lines.ready_bytes
                 end = None
                 if not run.lines:
                     end = run.how_ended
@@ -142,22 +180,22 @@ class LogBuffer:
             lines.append(line if text is line[3] else (*line[:3], cut(text), *line[4:]))
         return Chunk(chunk.run, chunk.worker, chunk.first, lines, chunk.end)
 
-    def _add(self, run: RunLog, now_s: float, lines: list[RawLine], *, urgent: bool) -> None:
+    def add(self, run: RunLog, now_s: float, lines: list[RawLine], *, urgent: bool) -> None:
+        """Adds lines of a run that has not ended."""
         with self._lock:
             if run.how_ended is not None:
                 return
-            before = run.lines.size_bytes, run.lines.ready_bytes
             if lines[0][2] == PLATFORM_SOURCE:
                 # A failure is the last line.
                 run.flush_partials(_now_ms(), every=True)
             for line in lines:
                 run.lines.add(now_s, line)
-            self._account(run, before)
+            self._account(run)
             self._await(run, urgent=urgent)
             if self._bytes > BUFFER_BYTES:
                 self._shrink()
 
-    def _write(self, run: RunLog, source: str, text: str) -> list[str]:
+    def write(self, run: RunLog, source: str, text: str) -> list[str]:
         """Adds to the partial line of a stream; returns the lines that are complete."""
         with self._lock:
             if run.how_ended is not None:
@@ -174,35 +212,37 @@ class LogBuffer:
                 self._await(run, urgent=False)
             return complete
 
-    def _add_progress(self, run: RunLog, progress: Progress) -> None:
+    def add_progress(self, run: RunLog, progress: Progress) -> None:
+        """Sets the last report of a run, and makes a line of it if one is due."""
         with self._lock:
             if run.how_ended is not None:
                 return
             now_s = time.monotonic()
             run.progress = _now_ms(), progress
-            before = run.lines.size_bytes, run.lines.ready_bytes
             run.flush_progress(now_s)
-            self._account(run, before)
+            self._account(run)
             self._await(run, urgent=False)
 
-    def _end(self, run: RunLog, how: str) -> None:
+    def end(self, run: RunLog, how: str) -> None:
+        """Ends a run; ships what is left of it."""
         with self._lock:
             if run.how_ended is not None:
                 return
             now_ms = _now_ms()
-            before = run.lines.size_bytes, run.lines.ready_bytes
             run.flush_partials(now_ms, every=True)
             run.lines.end(now_ms)
-            self._account(run, before)
+            self._account(run)
             run.how_ended = how
             # A run without lines needs no end: nothing was shipped.
             if run.logged:
                 self._await(run, urgent=True)
 
-    def _account(self, run: RunLog, before: tuple[int, int]) -> None:
-        self._bytes += run.lines.size_bytes - before[0]
-        self._ready += run.lines.ready_bytes - before[1]
-        if run.lines.size_bytes > run.lines.ready_bytes:
+    def _account(self, run: RunLog) -> None:
+        size, ready = run.lines.size_bytes, run.lines.ready_bytes
+        self._bytes += size - run.counted[0]
+        self._ready += ready - run.counted[1]
+        run.counted = size, ready
+        if size > ready:
             self._keeping.add(run)
         else:
             self._keeping.discard(run)
@@ -220,9 +260,8 @@ class LogBuffer:
 
     def _shrink(self) -> None:
         noisiest = max({*self._waiting, *self._keeping}, key=lambda run: run.lines.size_bytes)
-        before = noisiest.lines.size_bytes, noisiest.lines.ready_bytes
         noisiest.lines.drop_oldest(max(DROP_BYTES, self._bytes - BUFFER_BYTES), _now_ms())
-        self._account(noisiest, before)
+        self._account(noisiest)
 
 
 class RunLog:
@@ -236,6 +275,7 @@ class RunLog:
     __slots__ = (
         "_buffer",
         "_progress_due_s",
+        "counted",
         "how_ended",
         "id",
         "lines",
@@ -253,9 +293,12 @@ class RunLog:
         self.progress: tuple[int, Progress] | None = None
         self._progress_due_s = 0.0
         self.how_ended: str | None = None
+        # Bytes of the run that the buffer has counted: all, and those that can be taken.
+        self.counted = 0, 0
         self.logged = False
         self._buffer = buffer
 
+    @_never_raises
     def add(
         self, level: int, source: str, text: str, fields: Mapping[str, Any] | None = None, at_ms: int = 0
     ) -> None:
@@ -268,80 +311,53 @@ class RunLog:
             fields: its structured values.
             at_ms: milliseconds since 1970; 0 is now.
         """
-        if getattr(_adding, "active", False) or self.how_ended is not None:
-            # A value whose text is logged while it is made.
-            return
-        _adding.active = True
-        try:
-            lines = self._lines(level, source, text, fields, at_ms or _now_ms())
-            self._buffer._add(  # noqa: SLF001 (the two classes are one)
-                self, time.monotonic(), lines, urgent=level >= logging.ERROR
-            )
-        except Exception:  # noqa: BLE001, S110 (logging must not fail the handler)
-            pass
-        finally:
-            _adding.active = False
+        self._add(level, source, text, fields, at_ms or _now_ms())
 
+    @_never_raises
     def add_record(self, record: logging.LogRecord) -> None:
         """Adds an entry of the standard library's logging."""
-        if getattr(_adding, "active", False):
-            return
-        _adding.active = True
-        at_ms = 0
+        at_ms, fields = int(record.created * 1000), None
         try:
-            at_ms = int(record.created * 1000)
             text = record.getMessage()
             if record.exc_info and record.exc_info[0] is not None:
                 text += "\n" + (record.exc_text or _FORMATTER.formatException(record.exc_info))
             if record.stack_info:
                 text += "\n" + record.stack_info
-            values, fields = record.__dict__, None
+            values = record.__dict__
             if len(values) > _PLAIN and (extra := values.keys() - STANDARD):
                 fields = {name: values[name] for name in sorted(extra)}
         except Exception as error:  # noqa: BLE001 (the arguments do not fit, or cannot be printed)
-            text, fields = f"{record.msg!r} cannot be formatted: {error!r}", None
-        finally:
-            _adding.active = False
-        self.add(record.levelno, record.name, text, fields, at_ms)
+            text = f"{record.msg!r} cannot be formatted: {error!r}"
+        self._add(record.levelno, record.name, text, fields, at_ms)
 
+    @_never_raises
     def write(self, source: str, text: str) -> None:
         """Adds the text of a stream, `stdout` or `stderr`; its lines end with line feeds."""
         if "\n" in text and source not in self.partials:
             # The usual case: complete lines, redacted together.
             whole, _, text = text.rpartition("\n")
-            self.add(logging.INFO, source, whole)
-        if not text or getattr(_adding, "active", False):
-            return
-        _adding.active = True
-        try:
-            complete = self._buffer._write(self, source, text)  # noqa: SLF001 (the two classes are one)
-        finally:
-            _adding.active = False
-        for line in complete:
-            self.add(logging.INFO, source, line)
+            self._add(logging.INFO, source, whole, None, _now_ms())
+        if text:
+            for line in self._buffer.write(self, source, text):
+                self._add(logging.INFO, source, line, None, _now_ms())
 
+    @_never_raises
     def add_progress(self, progress: Progress) -> None:
         """Adds a line with a report of progress; of several within a second, the last one."""
-        if getattr(_adding, "active", False):
-            return
-        _adding.active = True
-        try:
-            self._buffer._add_progress(self, progress)  # noqa: SLF001 (the two classes are one)
-        finally:
-            _adding.active = False
+        self._buffer.add_progress(self, progress)
 
+    @_never_raises
     def end(self, how: str) -> None:
         """Ends the log; later lines are not part of it.
 
         Args:
             how: how the run ended, such as `done`.
         """
-        # An object that is collected meanwhile may log.
-        _adding.active = True
-        try:
-            self._buffer._end(self, how)  # noqa: SLF001 (the two classes are one)
-        finally:
-            _adding.active = False
+        self._buffer.end(self, how)
+
+    def _add(self, level: int, source: str, text: str, fields: Mapping[str, Any] | None, at_ms: int) -> None:
+        lines = self._lines(level, source, text, fields, at_ms)
+        self._buffer.add(self, time.monotonic(), lines, urgent=level >= logging.ERROR)
 
     def redacted(self, text: str) -> str:
         """The text without secrets."""
@@ -409,19 +425,6 @@ class RunLog:
             failure = f"{result.error.kind}: {result.error.message}"
             self.add(logging.ERROR, PLATFORM_SOURCE, (result.error.traceback or failure).rstrip())
         self.end("handed_back" if result.handed_back else result.outcome.value)
-
-
-_adding: Any = threading.local()
-
-
-def _drop_lines() -> None:
-    # A forked child has no thread that ships, and one of the parent may hold the buffer's lock.
-    global _adding  # noqa: PLW0603 (of the process)
-    _adding = SimpleNamespace(active=True)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_lines)
 
 
 def _now_ms() -> int:

@@ -16,7 +16,7 @@ from typing import Protocol
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
+from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.task_log import (
     MAX_CHUNKS,
     MAX_LINES,
@@ -26,10 +26,11 @@ from penstock.contracts.task_log import (
 )
 from penstock.core.log_chunk import Chunk
 from penstock.errors import Invalid, PenstockError
-from penstock.kafka.client.connection import translated
+from penstock.kafka.client.connection import make_producer, running, translated
 from penstock.kafka.topology.topics import TASK_LOGS
 from penstock.worker.gateway_client import LOGS_ROUTE, GatewayClient
 from penstock.worker.log_buffer import LogBuffer
+from penstock.worker.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -195,42 +196,44 @@ class HttpLogTransport:
             await self._gateway.post(LOGS_ROUTE, orjson.loads(value))
 
 
+async def ship(shipper: LogShipper, settings: WorkerSettings, worker_id: str) -> None:
+    """Ships task logs by a connection of its own: they delay no claim and no heartbeat."""
+
+    async def connect() -> None:
+        if settings.worker_gateway:
+            async with GatewayClient.of(settings) as gateway:
+                await shipper.run(HttpLogTransport(gateway, worker_id))
+            return
+        async with running(make_producer(settings, compression="gzip")) as producer:
+            await shipper.run(KafkaLogTransport(producer, settings.prefix, worker_id))
+
+    await retry_until_available(
+        connect,
+        waiting_for="connection for task logs",
+        backoff=WORKER_BACKOFF,
+        restarts_after_s=LASTING_ATTEMPT_S,
+    )
+
+
 def records_of(worker_id: str, chunks: Sequence[Chunk]) -> Iterator[bytes]:
-    """The values of records with these chunks, in their order."""
-    for some in batches_of(chunks):
-        value = encode_record(worker_id, some)
+    """The values of records with these chunks, in their order and within the bounds of a record."""
+    lines = [len(chunk.lines) for chunk in chunks]
+    texts = (len(line[3]) + 60 for chunk in chunks for line in chunk.lines)
+    if (
+        len(chunks) <= MAX_CHUNKS
+        and max(lines) <= MAX_LINES
+        and 200 * len(chunks) + sum(texts) <= RECORD_BYTES
+    ):
+        value = encode_record(worker_id, chunks)
+        # A character takes up to six bytes, and fields are not estimated.
         if len(value) <= ENCODED_BYTES:
             yield value
-        else:
-            # A character takes up to six bytes, and fields are not estimated.
-            for half in _halves(some):
-                yield from records_of(worker_id, half)
+            return
+    for half in _halves(chunks):
+        yield from records_of(worker_id, half)
 
 
-def batches_of(chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-    """Chunks by record, within its bounds."""
-    some: list[Chunk] = []
-    size = 0
-    for chunk in chunks:
-        for part in _divided(chunk):
-            part_bytes = 200 + sum(len(line[3]) + 60 for line in part.lines)
-            if some and (size + part_bytes > RECORD_BYTES or len(some) == MAX_CHUNKS):
-                yield some
-                some, size = [], 0
-            some.append(part)
-            size += part_bytes
-    if some:
-        yield some
-
-
-def _divided(chunk: Chunk) -> Iterator[Chunk]:
-    for begin in range(0, max(1, len(chunk.lines)), MAX_LINES):
-        lines = chunk.lines[begin : begin + MAX_LINES]
-        last = begin + MAX_LINES >= len(chunk.lines)
-        yield Chunk(chunk.run, chunk.worker, chunk.first + begin, lines, chunk.end if last else None)
-
-
-def _halves(chunks: list[Chunk]) -> Iterator[list[Chunk]]:
+def _halves(chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
     if len(chunks) > 1:
         yield chunks[: len(chunks) // 2]
         yield chunks[len(chunks) // 2 :]

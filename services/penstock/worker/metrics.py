@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.log_limits import DROP_REASONS
@@ -23,6 +23,11 @@ from penstock.metrics import (
     Sample,
 )
 from penstock.worker.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    # That module imports this one.
+    from penstock.worker.handler_pool import HandlerPool
+    from penstock.worker.log_buffer import LogBuffer
 
 NAME = "worker"
 # The stage of attempts for which the worker has no handler: tasks may name any number of stages.
@@ -45,62 +50,50 @@ class AttemptCounts:
     """
 
     def __init__(self, stages: Collection[Stage]) -> None:
-        self._stages = stages
+        self.stages = stages
         # By type, stage and outcome.
         self.ended: Counter[tuple[str, str, str]] = Counter()
 
     def add(self, ready: ReadyTask, outcome: str) -> None:
         """Adds an attempt that has ended."""
         stage = ready.fence.stage
-        if (ready.type, stage) not in self._stages:
+        if (ready.type, stage) not in self.stages:
             stage = NO_STAGE
         self.ended[ready.type, stage, outcome] += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The counts of a worker, as of a scrape.
+def samples(
+    pool: HandlerPool, slots: int, logs: LogBuffer | None, blocked: Mapping[Stage, int]
+) -> Iterator[Sample]:
+    """The current values of a worker.
 
-    Attributes:
-        stages: (type, stage) of its handlers.
+    Args:
+        pool: runs the attempts.
         slots: most handlers at once.
-        ended: attempts that have ended, by type, stage and outcome.
-        running: the attempts that run.
-        waiting: how many attempts wait for a handler.
-        dropped: lines of task logs that were dropped, by reason.
-        blocked: times that a handler blocked the event loop.
+        logs: the lines of handlers; None when task logs are off.
+        blocked: times that a handler blocked the event loop, by (type, stage).
     """
-
-    stages: Collection[Stage]
-    slots: int
-    ended: Mapping[tuple[str, str, str], int]
-    running: Iterable[ReadyTask]
-    waiting: int
-    dropped: Mapping[str, int]
-    blocked: Mapping[Stage, int]
-
-
-def samples(counts: Counts) -> Iterator[Sample]:
-    """The current values of a worker."""
-    yield Sample(WORKER_SLOTS, counts.slots)
-    yield Sample(WORKER_WAITING, counts.waiting)
-    for ended, count in sorted(counts.ended.items()):
+    yield Sample(WORKER_SLOTS, slots)
+    yield Sample(WORKER_WAITING, pool.waiting)
+    for ended, count in sorted(pool.counts.ended.items()):
         yield Sample(WORKER_ATTEMPTS, count, ended)
-    running = Counter((ready.type, ready.fence.stage) for ready in counts.running)
-    for stage in sorted(counts.stages):
+    running = Counter((ready.type, ready.fence.stage) for ready in pool.running_attempts)
+    for stage in sorted(pool.counts.stages):
         yield Sample(WORKER_RUNNING, running[stage], stage)
-        yield Sample(WORKER_BLOCKED, counts.blocked.get(stage, 0), stage)
+        yield Sample(WORKER_BLOCKED, blocked.get(stage, 0), stage)
     for reason in DROP_REASONS:
-        yield Sample(WORKER_LOG_LINES_DROPPED, counts.dropped.get(reason, 0), (reason,))
+        yield Sample(WORKER_LOG_LINES_DROPPED, 0 if logs is None else logs.dropped[reason], (reason,))
 
 
 @asynccontextmanager
-async def serving(settings: WorkerSettings, count: Callable[[], Counts], probe: Probe) -> AsyncIterator[None]:
+async def serving(
+    settings: WorkerSettings, count: Callable[[], Iterable[Sample]], probe: Probe
+) -> AsyncIterator[None]:
     """Runs the metrics server while the block runs, unless the port is 0.
 
     Args:
         settings: the address to listen on.
-        count: gives the current counts; called for each scrape.
+        count: gives the current values; called for each scrape.
         probe: whether the worker can reach Kafka or its gateway, and goes on.
 
     Raises:
@@ -112,7 +105,7 @@ async def serving(settings: WorkerSettings, count: Callable[[], Counts], probe: 
     from penstock.metrics.server import serving_page  # noqa: PLC0415 (the server is not needed otherwise)
     from penstock.metrics.text_page import TextPage  # noqa: PLC0415 (as above)
 
-    page = TextPage(NAME, lambda: samples(count()))
+    page = TextPage(NAME, count)
     async with serving_page(settings, page, {_check_of(settings): probe}):
         yield
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from penstock.contracts.progress import MAX_MESSAGE, Progress
 from penstock.core.attempt import AttemptId
-from penstock.core.early_start import CLAIM_AFTER_S
+from penstock.core.early_start import EARLY_START
 
 # Seconds between two rounds; a round without a claimed attempt is followed by one a little after
 # the next claim.
 REPORT_EVERY_S = 1.0
-UNCLAIMED_AGAIN_S = 2 * CLAIM_AFTER_S
+UNCLAIMED_AGAIN_S = 2 * EARLY_START.claim_after_s
 
 
 def progress_of(fraction: Any, message: Any, redact: Callable[[str], str] | None = None) -> Progress:
@@ -76,7 +76,7 @@ class ProgressReporter:
         loop: in which `run` runs.
         send: sends reports of claimed attempts; returns those that must be sent again.
         claimed: whether an attempt has a claim. A report of an attempt without one waits: the claim
-            follows within `CLAIM_AFTER_S`, or the attempt ends.
+            follows within `claim_after_s`, or the attempt ends.
         in_flight: whether this worker runs an attempt; reports of others are dropped.
     """
 

@@ -19,7 +19,6 @@ from penstock import process
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
-from penstock.core.early_start import MANY_RECORDS, OLD_S, claims_first
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.client.connection import admin_client, running, translated
 from penstock.kafka.client.group_consumer import GroupConsumer
@@ -263,8 +262,9 @@ class Member:
         if not (held := self._consumer.fetched_since(FULL_S, now_s)):
             return []
         taken, self._taken = self._taken, 0
-        old_ms = (time.time() - OLD_S) * 1000
-        return [tp for tp in held if taken < MANY_RECORDS and self._taken_ms.get(tp, 0.0) <= old_ms]
+        policy = self._unclaimed.early_start
+        old_ms = (time.time() - policy.old_s) * 1000
+        return [tp for tp in held if taken < policy.many_records and self._taken_ms.get(tp, 0.0) <= old_ms]
 
     async def _take(self, reservation: Reservation) -> None:
         with translated():
@@ -275,7 +275,7 @@ class Member:
         tasks, oldest_ms = self._add(fetched, reservation)
         if not tasks:
             return
-        first = claims_first(
+        first = self._unclaimed.early_start.claims_first(
             records=len(tasks),
             oldest_s=time.time() - oldest_ms / 1000,
             assigned_s=time.monotonic() - self._assigned_s,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.contracts.progress import Progress
 from penstock.core.attempt import AttemptId
+from penstock.core.early_start import EARLY_START, EarlyStart
 from penstock.core.redaction import Redactor
 from penstock.objects import ObjectStore
 from penstock.worker.around import Around
@@ -28,6 +29,7 @@ class Registered:
         types: the task types that the code declares.
         around: middleware and dependencies.
         redactor: removes secrets from task logs, reports of progress and errors.
+        early_start: when attempts are claimed.
     """
 
     settings: WorkerSettings
@@ -36,6 +38,7 @@ class Registered:
     types: tuple[Type, ...]
     around: Around
     redactor: Redactor
+    early_start: EarlyStart = EARLY_START
 
     @property
     def limits(self) -> dict[str, dict[str, int]]:

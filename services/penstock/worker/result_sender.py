@@ -14,9 +14,8 @@ import orjson
 from penstock.concurrency.batcher import Batcher
 from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, handed_back, unwritable
+from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, handed_back
 from penstock.core.attempt import AttemptId
-from penstock.errors import PenstockError
 from penstock.kafka.client.connection import MAX_RECORD_BYTES
 from penstock.process import run_all
 
@@ -31,8 +30,6 @@ ENTRY_BYTES = 400
 MAX_BATCH_BYTES = MAX_RECORD_BYTES // 2
 # Large contexts that are stored at the same time.
 CONCURRENT_STORES = 64
-# Most bytes of large contexts that wait for the object store without room of their attempts. It
-# bounds the memory of a worker in an outage of the store.
 PARKED_BYTES = 64 * 1024 * 1024
 UNSTORED_REASON = "the worker stopped while its result waited for the object store"
 
@@ -41,11 +38,7 @@ class ResultTransport(Protocol):
     """Sends results to Kafka or to a gateway."""
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
-        """Returns once they are stored.
-
-        Raises:
-            TypeError, ValueError: one of them cannot be encoded; none is sent.
-        """
+        """Returns once they are stored."""
 
     async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Returns once it is stored."""
@@ -66,6 +59,8 @@ class ResultSender:
         park: called with an attempt whose result waits for the object store; frees its room.
         store: stores the large context of a result and returns the result with a reference, or None
             when the attempt is lost. None when a gateway stores large contexts.
+        parked_bytes: most bytes of large contexts that wait without room of their attempts. It
+            bounds the memory of a worker in an outage of the store.
     """
 
     def __init__(
@@ -76,7 +71,9 @@ class ResultSender:
         still_in_flight: Callable[[list[AttemptId]], Container[AttemptId]],
         park: Callable[[AttemptId], object] = lambda _attempt_id: None,
         store: Callable[[StageResult], Awaitable[StageResult | None]] | None = None,
+        parked_bytes: int = PARKED_BYTES,
     ) -> None:
+        self._most_parked_bytes = parked_bytes
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._worker_id = worker_id
@@ -123,7 +120,7 @@ class ResultSender:
     def _add_large(self, result: StageResult, size_bytes: int) -> None:
         attempt_id = result.fence.attempt_id
         self._waiting[attempt_id] = result
-        if self._parked_bytes + size_bytes <= PARKED_BYTES:
+        if self._parked_bytes + size_bytes <= self._most_parked_bytes:
             self._parked[attempt_id] = size_bytes
             self._parked_bytes += size_bytes
             self._park(attempt_id)
@@ -176,14 +173,7 @@ class ResultSender:
         batch = self._without_lost(results)
         if not batch:
             return
-        try:
-            await self._transport.send_results(batch)
-        except PenstockError:
-            raise
-        except Exception:  # noqa: BLE001 (`encodable` raises it again for the result at fault)
-            # Nothing was sent. Outcomes are checked when a handler returns them, so this is a
-            # defect, and it must cost one attempt only.
-            await self._transport.send_results([encodable(result) for result in batch])
+        await self._transport.send_results(batch)
         for attempt_id in self._on_sent(batch):
             self._ended.add(attempt_id)
 
@@ -203,19 +193,8 @@ class ResultSender:
 
 def _unstored_bytes(result: StageResult) -> int:
     """The size of a context that is not stored yet, and is too large to be inline; else 0."""
-    context = result.context
-    # A result of other types is a defect, which `encodable` finds.
-    data = context.data if isinstance(context, Context) else None
-    return len(data) if isinstance(data, bytes) and len(data) > INLINE_LIMIT_BYTES else 0
-
-
-def encodable(result: StageResult) -> StageResult:
-    """The result, or a failure in its place when it cannot be encoded."""
-    try:
-        encode_results("", [result])
-    except Exception as error:  # noqa: BLE001 (the error becomes the result of its attempt)
-        return unwritable(result, repr(error)[:1000])
-    return result
+    data = result.context.data if result.context is not None else None
+    return len(data) if data is not None and len(data) > INLINE_LIMIT_BYTES else 0
 
 
 def _context_bytes(context: Context) -> int:
@@ -232,12 +211,9 @@ def _size_bytes(result: StageResult) -> int:
     control character has six bytes in JSON.
     """
     fence = result.fence
-    try:
-        size_bytes = ENTRY_BYTES + 6 * (len(fence.stage) + len(result.next_stage or ""))
-        if result.context is not None:
-            size_bytes += _context_bytes(result.context)
-        if result.error is not None:
-            size_bytes += len(orjson.dumps(result.error.to_wire()))
-    except Exception:  # noqa: BLE001 (`_send` replaces it; the size puts it into a record of its own)
-        return MAX_BATCH_BYTES
+    size_bytes = ENTRY_BYTES + 6 * (len(fence.stage) + len(result.next_stage or ""))
+    if result.context is not None:
+        size_bytes += _context_bytes(result.context)
+    if result.error is not None:
+        size_bytes += len(orjson.dumps(result.error.to_wire()))
     return max(size_bytes, MAX_BATCH_BYTES // RESULTS_PER_RECORD)

@@ -20,13 +20,14 @@ _MAX_TEXT = 200
 
 
 def read_suspending(
-    returned: Spawn | Wait, stage_name: Callable[[Any], str]
+    returned: Spawn | Wait, stage_name: Callable[[Any], str], most_children: int = MAX_CHILDREN
 ) -> tuple[Outcome, dict[str, Any]]:
     """The outcome that a handler returned, and the fields of its result.
 
     Args:
         returned: by the handler.
         stage_name: checks the name of a stage.
+        most_children: of a `Spawn`.
 
     Raises:
         TypeError: a field has a wrong type or value.
@@ -55,9 +56,9 @@ def read_suspending(
                 raise TypeError(f"{name} of Spawn is a number from 1 to {most:,}")
             terms[name] = int(value)
     # A generator may have no end.
-    children = [_child(each) for each in itertools.islice(returned.children, MAX_CHILDREN + 1)]
-    if len(children) > MAX_CHILDREN:
-        raise TypeError(f"Spawn has more than {MAX_CHILDREN:,} children, which is the limit")
+    children = [_child(each) for each in itertools.islice(returned.children, most_children + 1)]
+    if len(children) > most_children:
+        raise TypeError(f"Spawn has more than {most_children:,} children, which is the limit")
     return Outcome.SPAWN, {
         "next_stage": stage_name(returned.then),
         "context": Context.encode({"context": returned.context, "children": children}, json_default),

@@ -35,6 +35,7 @@ from penstock.http.credentials import Credentials
 from penstock.http.problems import error_of
 from penstock.outgoing_http import LARGE_HEADS, as_given
 from penstock.sockets import make_socket
+from penstock.worker.platform_client import until
 from penstock.worker.settings import WorkerSettings
 from penstock.worker.types import REFUSE, Type
 
@@ -93,17 +94,10 @@ class TypeRegistration:
         Raises:
             SettingsError: a type is refused, or differs in the mode `refuse`.
         """
-        registering = asyncio.ensure_future(self._before_start())
-        waiting = asyncio.ensure_future(stopping.wait())
-        try:
-            await asyncio.wait({registering, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if registering.done():
-                registering.result()
-            return registering.done()
-        finally:
-            for each in (registering, waiting):
-                each.cancel()
-            await asyncio.gather(registering, waiting, return_exceptions=True)
+        if not self._pending:
+            return True
+        await until(stopping, self._before_start())
+        return not stopping.is_set()
 
     async def _before_start(self) -> None:
         if self._mode == REFUSE:
@@ -123,13 +117,13 @@ class TypeRegistration:
         Raises:
             SettingsError: see `before_start`.
         """
+        if not self._pending:
+            return
         await retry_until_available(
             self._register_all, waiting_for="registration of types", backoff=WORKER_BACKOFF
         )
 
     async def _register_all(self) -> None:
-        if not self._pending:
-            return
         async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(socket_factory=make_socket), timeout=_TIMEOUT, **LARGE_HEADS
         ) as session:

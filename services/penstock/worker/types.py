@@ -137,12 +137,14 @@ class Type:
         return {name: value for name, value in self.settings().items() if name in differing}
 
 
-def types_of(types: Iterable[Type]) -> tuple[Type, ...]:
-    """The types of `Worker(types=…)`.
+def types_of(types: Iterable[Type], differ: str = CHANGE) -> tuple[Type, ...]:
+    """The types of `Worker(types=…, types_differ=…)`.
 
     Raises:
-        SettingsError: it is no list of types, or two have one name.
+        SettingsError: it is no list of types, two have one name, or there is no such mode.
     """
+    if differ not in MODES:
+        raise SettingsError(f"types_differ={differ!r} must be one of: {', '.join(MODES)}")
     if isinstance(types, str | Mapping | Type) or not isinstance(types, Iterable):
         raise SettingsError(f"types={types!r} is no list of Type objects")
     found = tuple(types)

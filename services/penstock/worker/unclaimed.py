@@ -18,7 +18,7 @@ from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, claims_of
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
-from penstock.core.early_start import CLAIM_AFTER_S, CLAIM_WAITING_AFTER_S
+from penstock.core.early_start import EARLY_START, EarlyStart
 from penstock.worker.heartbeat_sender import HeartbeatSender
 
 
@@ -60,6 +60,7 @@ class UnclaimedAttempts:
         limits: by type, most attempts by stage, for stages with a limit of their own.
         clock: seconds on a monotonic clock, as of `heartbeats`.
         waits: whether an attempt still waits for a handler.
+        early_start: when attempts are claimed.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class UnclaimedAttempts:
         limits: Mapping[str, Mapping[str, int]],
         clock: Callable[[], float],
         waits: Callable[[AttemptId], bool] = lambda _attempt_id: False,
+        early_start: EarlyStart = EARLY_START,
     ) -> None:
+        self.early_start = early_start
         self._transport = transport
         self._heartbeats = heartbeats
         self._worker_id = worker_id
@@ -162,8 +165,10 @@ class UnclaimedAttempts:
                 self._added.clear()
                 await self._added.wait()
                 continue
+            policy = self.early_start
             due_s = {
-                attempt_id: since_s + (CLAIM_WAITING_AFTER_S if self._waits(attempt_id) else CLAIM_AFTER_S)
+                attempt_id: since_s
+                + (policy.claim_waiting_after_s if self._waits(attempt_id) else policy.claim_after_s)
                 for attempt_id, since_s in entries
             }
             now_s = self._clock()
@@ -171,4 +176,4 @@ class UnclaimedAttempts:
                 await self.claim(due)
             else:
                 # Not longer: one that waits may begin meanwhile.
-                await asyncio.sleep(min(CLAIM_AFTER_S, min(due_s.values()) - now_s))
+                await asyncio.sleep(min(policy.claim_after_s, min(due_s.values()) - now_s))

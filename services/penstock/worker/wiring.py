@@ -11,8 +11,9 @@ from penstock.worker.block_detector import BlockDetector
 from penstock.worker.handler_pool import HandlerPool
 from penstock.worker.log_buffer import LogBuffer
 from penstock.worker.loop_thread import loop_thread
-from penstock.worker.metrics import AttemptCounts, Counts, serving
+from penstock.worker.metrics import samples, serving
 from penstock.worker.platform_client import PlatformClient
+from penstock.worker.ports import Handlers
 from penstock.worker.registered import Registered
 
 # Seconds that the handlers' loop gets to end after the platform client has failed.
@@ -48,61 +49,23 @@ async def run_attempts(
     loop = asyncio.get_running_loop()
     settings, slots = registered.settings, registered.slots
     async with loop_thread("penstock platform") as platform:
-        client = PlatformClient(
-            settings,
-            worker_id,
-            registered.limits,
-            slots,
-            lambda claimed: loop.call_soon_threadsafe(pool.start_all, claimed),
-            lambda attempt_ids: loop.call_soon_threadsafe(pool.drop, attempt_ids),
-            lambda attempt_id: loop.call_soon_threadsafe(pool.begin, attempt_id),
-            lambda attempt_id: loop.call_soon_threadsafe(pool.end_turn, attempt_id),
-            lambda attempt_id: pool.waits(attempt_id),  # noqa: PLW0108 (the pool follows)
-            objects,
-            registered.stages_by_type,
-        )
-        counts = AttemptCounts(registered.stages) if settings.metrics_port else None
+        client = PlatformClient(registered, worker_id, objects, platform)
         logs = None
         if settings.task_logs != "off":
-            logs = LogBuffer(
-                worker_id,
-                registered.redactor,
-                lambda urgent: platform.call_soon(client.wake_logs, urgent),
-            )
-            client.ship_logs(logs)
+            logs = LogBuffer(worker_id, registered.redactor, client.wake_logs)
         pool = HandlerPool(
-            registered.execution(objects, logs, client.report),
-            client.add,
-            slots,
-            lambda attempt_id: platform.call_soon(client.announce, attempt_id),
-            lambda attempt_id: platform.call_soon(client.ended, attempt_id),
-            lambda blocked: platform.call_soon(client.block, blocked),
-            registered.concurrency,
-            counts,
+            registered.execution(objects, logs, client.report), client, slots, registered.concurrency
         )
-        detector = BlockDetector(loop, lambda: pool.is_busy, pool.attempt_of)
-
-        def count() -> Counts:
-            dropped = logs.dropped if logs is not None else {}
-            return Counts(
-                registered.stages,
-                slots,
-                counts.ended if counts is not None else {},
-                pool.running_attempts,
-                pool.waiting,
-                dropped,
-                detector.blocked,
-            )
-
-        pulled = asyncio.Event()
+        handlers = Handlers(pool, ready)
+        detector = BlockDetector(loop, lambda: pool.is_busy)
 
         async def work() -> None:
             await stopping.wait()
-            platform.call_soon(client.stop)
-            await pulled.wait()
+            client.stop()
+            await handlers.pulled.wait()
             drained_by_s = loop.time() + settings.drain_timeout_s
             await pool.drain(settings.drain_timeout_s, hurry)
-            platform.call_soon(client.finish, max(drained_by_s - loop.time(), STORE_S))
+            client.finish(max(drained_by_s - loop.time(), STORE_S))
             # The client ends the service once all results are reported.
             await asyncio.Event().wait()
 
@@ -112,12 +75,10 @@ async def run_attempts(
 
         async def run_client() -> None:
             try:
-                async with serving(settings, count, client.readiness.probe):
-                    await client.run(
-                        lambda: loop.call_soon_threadsafe(ready),
-                        lambda: loop.call_soon_threadsafe(process.withdraw_ready, "worker"),
-                        lambda: loop.call_soon_threadsafe(pulled.set),
-                    )
+                async with serving(
+                    settings, lambda: samples(pool, slots, logs, detector.blocked), client.readiness.probe
+                ):
+                    await client.run(handlers, logs)
             except Exception:
                 exit_timer.start()
                 raise

@@ -13,24 +13,32 @@ from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import MARKER, ReadyTask
-from penstock.core import early_start
 from penstock.core.completion import Fence
+from penstock.core.early_start import EARLY_START, EarlyStart
 from penstock.core.suspects import Isolation
 from penstock.kafka.client.connection import admin_client
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import ready, workers_group
-from penstock.worker import Done, Worker, WorkerSettings, pull, unclaimed
+from penstock.worker import Done, Worker, WorkerSettings, pull
 
 
 @pytest.fixture
-async def settings(kafka_servers, prefix, monkeypatch):
-    """The settings of a worker that takes its partitions for assigned long ago."""
-    monkeypatch.setattr(early_start, "AFTER_ASSIGNMENT_S", 0.0)
-    # A busy machine may be slow: records count as new for longer here.
-    monkeypatch.setattr(early_start, "OLD_S", 60.0)
+async def settings(kafka_servers, prefix):
     kafka = await make_topics(kafka_servers, prefix)
     await create_topics(kafka, [ready("t", 1)])
     return WorkerSettings(kafka=kafka_servers, prefix=prefix, objects="memory:///")
+
+
+def make_worker(settings, **policy):
+    """A worker that takes its partitions for assigned long ago."""
+    worker = Worker(settings)
+    # A busy machine may be slow: records count as new for longer here.
+    worker._early_start = EarlyStart(**{"after_assignment_s": 0.0, "old_s": 60.0, **policy})
+    return worker
+
+
+def one_at_a_time(settings):
+    return WorkerSettings(**{**vars(settings), "pool": 1})
 
 
 async def release(settings, *ids, stage="quick", isolation=None):
@@ -67,11 +75,10 @@ async def has_committed(settings, offset):
     return await committed(settings) == offset
 
 
-async def test_a_short_task_has_no_claim_and_no_lease(settings, monkeypatch):
+async def test_a_short_task_has_no_claim_and_no_lease(settings):
     """W3: a task that ends soon needs no record on `heartbeats`. Its offset is committed once its
     result is on Kafka."""
-    monkeypatch.setattr(unclaimed, "CLAIM_AFTER_S", 60.0)
-    worker = Worker(settings)
+    worker = make_worker(settings, claim_after_s=60.0)
 
     @worker.stage("t.quick")
     async def quick(_task):
@@ -89,7 +96,7 @@ async def test_a_short_task_has_no_claim_and_no_lease(settings, monkeypatch):
 async def test_a_task_that_lasts_is_claimed(settings):
     """W3, H5: a task that lasts is claimed while it runs, and its offset is committed. Its lease
     ends with it."""
-    worker = Worker(settings)
+    worker = make_worker(settings)
     finish = asyncio.Event()
 
     @worker.stage("t.quick")
@@ -106,11 +113,10 @@ async def test_a_task_that_lasts_is_claimed(settings):
     assert await heartbeats(settings) == [("claim", 7), ("release", 7)]
 
 
-async def test_an_offset_is_committed_only_behind_settled_records(settings, monkeypatch):
+async def test_an_offset_is_committed_only_behind_settled_records(settings):
     """W3: while an attempt has neither result nor claim, its offset and all after it stay
     uncommitted."""
-    monkeypatch.setattr(unclaimed, "CLAIM_AFTER_S", 60.0)
-    worker = Worker(settings)
+    worker = make_worker(settings, claim_after_s=60.0)
     finish = asyncio.Event()
 
     @worker.stage("t.quick")
@@ -132,7 +138,7 @@ async def test_an_offset_is_committed_only_behind_settled_records(settings, monk
 async def test_suspects_are_claimed_before_they_begin(settings):
     """W8: a suspect may kill its worker, so it is claimed, and its offset committed, before it
     begins."""
-    worker, seen = Worker(settings), []
+    worker, seen = make_worker(settings), []
 
     @worker.stage("t.quick")
     async def quick(_task):
@@ -145,14 +151,13 @@ async def test_suspects_are_claimed_before_they_begin(settings):
     assert seen == [[("claim", 7), ("beat", 7)], 1]
 
 
-async def test_an_attempt_is_claimed_before_its_partition_moves(settings, monkeypatch):
+async def test_an_attempt_is_claimed_before_its_partition_moves(settings):
     """W2, W3: when a second worker joins, what runs on the first is claimed and committed. So no
     attempt runs twice."""
-    monkeypatch.setattr(unclaimed, "CLAIM_AFTER_S", 60.0)
     finish, ran = asyncio.Event(), []
 
     def make():
-        worker = Worker(settings)
+        worker = make_worker(settings, claim_after_s=60.0)
 
         @worker.stage("t.quick")
         async def quick(task):
@@ -177,11 +182,10 @@ async def test_an_attempt_is_claimed_before_its_partition_moves(settings, monkey
     assert ("claim", 1) in await heartbeats(settings)
 
 
-async def test_an_attempt_is_claimed_before_its_worker_drains(settings, monkeypatch):
+async def test_an_attempt_is_claimed_before_its_worker_drains(settings):
     """W1, W3: a worker that stops leaves its group at once. It has claimed what it still runs, so
     no other worker begins that, too."""
-    monkeypatch.setattr(unclaimed, "CLAIM_AFTER_S", 60.0)
-    worker, finish, began = Worker(settings), asyncio.Event(), asyncio.Event()
+    worker, finish, began = make_worker(settings, claim_after_s=60.0), asyncio.Event(), asyncio.Event()
 
     @worker.stage("t.quick")
     async def quick(_task):
@@ -236,23 +240,27 @@ async def test_an_unclaimed_attempt_of_a_killed_worker_runs_on_the_next(settings
         await first.wait()
     assert await heartbeats(settings) == []
     assert await committed(settings) == 0
-    worker, seen = Worker(settings), []
+    worker, seen = make_worker(settings, after_assignment_s=10.0), []
 
     @worker.stage("t.long")
     async def long(_task):
         seen.append(await heartbeats(settings))
         return Done()
 
-    early_start.AFTER_ASSIGNMENT_S = 10.0
     async with running_service(worker.serve):
         await wait_until(lambda: has_results(settings, 1))
     assert seen == [[("claim", 1)]]
 
 
-async def test_what_waits_behind_long_tasks_goes_back(settings, monkeypatch):
+async def test_what_waits_behind_long_tasks_goes_back(settings):
     """W2: attempts that wait while no handler becomes free are handed back, once each. The full
     worker takes no others, so nothing goes round and round."""
-    worker, finish, began = Worker(WorkerSettings(**{**vars(settings), "pool": 1})), asyncio.Event(), []
+    # The attempts before the long one suggest that handlers become free soon.
+    worker, finish, began = (
+        make_worker(one_at_a_time(settings), horizon_s=5.0),
+        asyncio.Event(),
+        [],
+    )
 
     @worker.stage("t.quick")
     async def quick(_task):
@@ -267,8 +275,6 @@ async def test_what_waits_behind_long_tasks_goes_back(settings, monkeypatch):
     async def handed_back():
         return [task for task, outcome in await results(settings) if outcome == "retry"]
 
-    # The attempts before the long one suggest that handlers become free soon.
-    monkeypatch.setattr(early_start, "HORIZON_S", 5.0)
     async with running_service(worker.serve):
         await release(settings, *range(1, 41))
         await wait_until(lambda: has_results(settings, 40))
@@ -287,7 +293,7 @@ async def test_a_full_worker_runs_no_record_that_was_withdrawn(settings, caplog)
     """W2: records that are deleted while a worker is full are not run, though it had fetched them.
     It goes on with the oldest record that is left, without an alarm."""
     caplog.set_level("INFO")
-    worker, finish, ran = Worker(WorkerSettings(**{**vars(settings), "pool": 1})), asyncio.Event(), []
+    worker, finish, ran = make_worker(one_at_a_time(settings), old_s=EARLY_START.old_s), asyncio.Event(), []
 
     @worker.stage("t.quick")
     async def quick(task):
@@ -320,7 +326,7 @@ async def test_a_full_worker_runs_no_record_that_was_withdrawn(settings, caplog)
 async def test_a_worker_that_takes_records_runs_few_that_were_withdrawn(settings):
     """W2: records that are deleted while a worker runs others are not run, though it had fetched
     them: what it has had for a quarter of a second is fetched again."""
-    worker, ran = Worker(WorkerSettings(**{**vars(settings), "pool": 1})), []
+    worker, ran = make_worker(one_at_a_time(settings), old_s=EARLY_START.old_s), []
 
     @worker.stage("t.quick")
     async def quick(task):
@@ -347,7 +353,7 @@ async def test_a_worker_that_takes_records_runs_few_that_were_withdrawn(settings
 async def test_a_worker_starts_behind_withdrawn_records_without_an_alarm(settings, caplog):
     """W2: a worker that is assigned a partition whose oldest records were deleted begins at the
     oldest one that is left. Task-sync has deleted them, so this is no fault."""
-    worker, ran = Worker(settings), []
+    worker, ran = make_worker(settings), []
 
     @worker.stage("t.quick")
     async def quick(task):

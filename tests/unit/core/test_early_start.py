@@ -4,25 +4,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.early_start import (
-    AFTER_ASSIGNMENT_S,
+    EARLY_START,
     HORIZON_S,
-    MANY_RECORDS,
-    OLD_S,
     BacklogLimit,
-    claims_first,
 )
 
-SETTLED_S = AFTER_ASSIGNMENT_S + 1
+SETTLED_S = EARLY_START.after_assignment_s + 1
 
 
 def test_a_few_new_records_run_first():
     """W3: only a few new records without a suspect, on a worker whose partitions have not moved
     lately, run before they are claimed."""
-    assert not claims_first(records=MANY_RECORDS - 1, oldest_s=0.0, assigned_s=SETTLED_S, suspects=False)
-    assert claims_first(records=MANY_RECORDS, oldest_s=0.0, assigned_s=SETTLED_S, suspects=False)
-    assert claims_first(records=1, oldest_s=OLD_S, assigned_s=SETTLED_S, suspects=False)
-    assert claims_first(records=1, oldest_s=0.0, assigned_s=AFTER_ASSIGNMENT_S - 0.1, suspects=False)
-    assert claims_first(records=1, oldest_s=0.0, assigned_s=SETTLED_S, suspects=True)
+
+    def claims_first(records=1, oldest_s=0.0, assigned_s=SETTLED_S, *, suspects=False):
+        return EARLY_START.claims_first(
+            records=records, oldest_s=oldest_s, assigned_s=assigned_s, suspects=suspects
+        )
+
+    assert not claims_first(EARLY_START.many_records - 1)
+    assert claims_first(EARLY_START.many_records)
+    assert claims_first(oldest_s=EARLY_START.old_s)
+    assert claims_first(assigned_s=EARLY_START.after_assignment_s - 0.1)
+    assert claims_first(suspects=True)
 
 
 ENDS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 500)), max_size=30)

@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -21,11 +22,7 @@ from penstock.worker.handler_pool import HandlerPool
 from penstock.worker.log_buffer import LogBuffer
 from penstock.worker.loop_thread import loop_thread
 
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr(block_detector, "BLOCKED_S", 0.1)
-    monkeypatch.setattr(block_detector, "CHECK_S", 0.02)
+SHORT_S = (0.1, 0.02)
 
 
 class Warned(logging.Handler):
@@ -55,17 +52,12 @@ def blocks_until(event):
 
 async def run(handlers, logs=None, again=1):
     """Runs attempts of each stage, one after another, beside a detector."""
-    results = []
+    platform = RecordingPlatform()
+    results = platform.results
     stages = {("t", name): Stage(handler, 60, None) for name, handler in handlers}
-    pool = HandlerPool(
-        Execution(stages, None, 1, logs),
-        results.append,
-        1,
-        None,
-        None,  # no suspects
-    )
+    pool = HandlerPool(Execution(stages, None, 1, logs), platform, 1)
     async with loop_thread("watches") as other:
-        detector = BlockDetector(asyncio.get_running_loop(), lambda: pool.is_busy, pool.attempt_of)
+        detector = BlockDetector(asyncio.get_running_loop(), lambda: pool.is_busy, *SHORT_S)
         watching = asyncio.ensure_future(other.run(detector.run()))
         for number, (name, _handler) in enumerate(handlers * again, 1):
             pool.start_all([ReadyTask(Fence(number, 2, name, 1), "t", Context.encode(None), 60_000)])
@@ -148,7 +140,7 @@ def test_many_short_steps_in_one_turn_of_the_loop_are_nobodys_fault(monkeypatch)
     turn = [*steps, steps[0], steps[0]]
     monkeypatch.setattr(block_detector.asyncio, "current_task", lambda _loop: turn[0])
     loop = SimpleNamespace(call_soon_threadsafe=lambda _answer: None)
-    detector = BlockDetector(loop, lambda: True, lambda _task: None)
+    detector = BlockDetector(loop, lambda: True, *SHORT_S)
     found = []
     for check in range(7):
         detector._check(check * block_detector.BLOCKED_S)
@@ -162,7 +154,7 @@ def test_a_pause_of_the_whole_process_is_no_fault_of_a_handler(warned, monkeypat
     monkeypatch.setattr(block_detector.asyncio, "current_task", lambda _loop: None)
     calls = []
     loop = SimpleNamespace(call_soon_threadsafe=calls.append, is_closed=lambda: False)
-    detector = BlockDetector(loop, lambda: True, lambda _task: None)
+    detector = BlockDetector(loop, lambda: True, *SHORT_S)
     detector._check(100.0)
     assert calls == [detector._answer]
     detector._since_s = 150.0  # as `run` sets it after a late check

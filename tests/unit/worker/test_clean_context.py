@@ -6,6 +6,7 @@ from contextlib import suppress
 from contextvars import ContextVar, copy_context
 
 import pytest
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
 
 from penstock.concurrency.batcher import Batcher
@@ -13,7 +14,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
 from penstock.core.suspects import Isolation
-from penstock.worker import Done, Worker, handler_call
+from penstock.worker import Done, Worker
 from penstock.worker.execution import Execution
 from penstock.worker.handler_pool import HandlerPool
 from penstock.worker.loop_thread import loop_thread
@@ -60,10 +61,9 @@ abandoned = ContextVar("abandoned")
     ids=lambda function: function.__name__,
 )
 @pytest.mark.parametrize("where", ["handler", "middleware", "provider"])
-async def test_what_an_attempt_sets_is_seen_by_no_other(monkeypatch, end, isolation, where):
+async def test_what_an_attempt_sets_is_seen_by_no_other(end, isolation, where):
     """W1: the next attempt begins when one ends, and must not have the value of another tenant.
     All see what a function of the start has set."""
-    monkeypatch.setattr(handler_call, "ABANDON_S", 0.0)
     worker, seen, released = Worker(worker_gateway="http://gateway.example"), [], asyncio.Event()
     abandoned.set(released)
 
@@ -99,14 +99,10 @@ async def test_what_an_attempt_sets_is_seen_by_no_other(monkeypatch, end, isolat
     worker.on_start(lambda: tenant.set("everyone"))
     results = []
     async with worker._lifecycle.running():
-        runs = Execution(worker._stages, None, 1, around=worker._around)
-        pool = HandlerPool(
-            runs,
-            results.append,
-            1,
-            lambda each: pool.begin(each),  # noqa: PLW0108 (the pool follows)
-            lambda each: pool.end_turn(each),  # noqa: PLW0108 (the pool follows)
-        )
+        runs = Execution(worker._stages, None, 1, around=worker._around, abandon_s=0.0)
+        platform = RecordingPlatform(results.append)
+        pool = HandlerPool(runs, platform, 1)
+        platform.announce, platform.ended = pool.begin, pool.end_turn
         # As from the platform, whose context is another one.
         copy_context().run(
             pool.start_all,

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context
-from penstock.contracts.inbound import decode_results
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import StageResult, encode_results
+from penstock.contracts.result import StageResult
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import CorruptObject, SettingsError
 from penstock.objects import ObjectStore
-from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings, handler_call
+from penstock.worker import Done, Fail, Next, RetryAfter, Worker, WorkerSettings
 from penstock.worker.contexts import ResultContexts
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.heartbeat_sender import HeartbeatSender
@@ -32,10 +31,17 @@ def nobody_is_abandoned(result):
 
 
 async def run(
-    handler, *, ready=READY, timeout_s=5.0, objects=None, max_attempts=None, abandon=nobody_is_abandoned
+    handler,
+    *,
+    ready=READY,
+    timeout_s=5.0,
+    objects=None,
+    max_attempts=None,
+    abandon=nobody_is_abandoned,
+    **times,
 ):
     stages = {("t", "s"): Stage(handler, timeout_s, max_attempts)}
-    return await Execution(stages, objects or ObjectStore("memory:///"), 4).run(ready, abandon)
+    return await Execution(stages, objects or ObjectStore("memory:///"), 4, **times).run(ready, abandon)
 
 
 async def test_a_handler_receives_its_task():
@@ -121,9 +127,8 @@ async def test_stop_iteration_is_a_failure_and_no_timeout():
     assert found.error.kind == "StopIteration"
 
 
-async def test_a_handler_that_swallows_its_cancellation_is_abandoned(monkeypatch):
+async def test_a_handler_that_swallows_its_cancellation_is_abandoned():
     """W1: the attempt fails without waiting for the handler, whose later result is dropped."""
-    monkeypatch.setattr(handler_call, "ABANDON_S", 0.01)
     abandoned = asyncio.get_running_loop().create_future()
     settled = asyncio.Event()
 
@@ -133,7 +138,9 @@ async def test_a_handler_that_swallows_its_cancellation_is_abandoned(monkeypatch
                 await settled.wait()
         return Done("at last")
 
-    running = asyncio.ensure_future(run(stubborn, timeout_s=0.01, abandon=abandoned.set_result))
+    running = asyncio.ensure_future(
+        run(stubborn, timeout_s=0.01, abandon=abandoned.set_result, abandon_s=0.01)
+    )
     found = await abandoned
     assert (found.outcome, found.error.kind) == (Outcome.FAIL, "Timeout")
     assert "abandoned" in found.error.message
@@ -298,44 +305,6 @@ async def test_tasks_claimed_during_a_stop_reach_the_pool():
     with pytest.raises(asyncio.CancelledError):
         await pulling
     assert [ready.fence for ready in started] == [READY.fence]
-
-
-async def test_a_result_that_cannot_be_written_fails_alone():
-    """A result that cannot be encoded becomes a permanent failure; the other results are sent.
-
-    Outcomes are checked before, so this is a second defence: against a defect of this package.
-    """
-    sent = []
-    broken = [
-        Context(ContentType.TEXT, b"\xff"),
-        Context(ContentType.JSON),
-        Context("json", b"1"),
-        Context(ContentType.TEXT, 5),
-        {"not": "a context"},
-    ]
-
-    class FakeTransport:
-        async def send_results(self, results):
-            sent.append(encode_results("w", results))
-
-        async def send_heartbeat(self, _heartbeat):
-            pass
-
-    reports = ResultSender(FakeTransport(), "w", lambda _results: [], lambda keys: keys)
-    sending = asyncio.ensure_future(reports.run())
-    for number, context in enumerate([Context.encode(1), *broken, Context.encode(2)], 1):
-        reports.add(StageResult(fence=Fence(number, 0, "s", 0), outcome=Outcome.DONE, context=context))
-    await reports.wait_sent()
-    sending.cancel()
-    read = [decode_results(record) for record in sent]
-    assert not any(faults for _worker, _results, faults in read)
-    results = sorted(
-        (result for _worker, results, _faults in read for result in results), key=lambda r: r.fence
-    )
-    assert [r.fence.id for r in results if r.outcome is Outcome.DONE] == [1, len(broken) + 2]
-    failures = [r for r in results if r.outcome is Outcome.FAIL]
-    assert [r.fence.id for r in failures] == list(range(2, len(broken) + 2))
-    assert {(r.error.kind, r.permanent) for r in failures} == {("Unwritable", True)}
 
 
 async def test_a_result_of_a_lost_attempt_is_not_sent():

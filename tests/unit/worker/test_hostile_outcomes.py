@@ -9,6 +9,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.platform import RecordingPlatform
 
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.inbound import decode_results
@@ -255,7 +256,7 @@ async def test_a_handler_that_cancels_its_own_task_settles_its_attempt():
         ended.set()
 
     execution = Execution({("t", "s"): Stage(handler, 30.0, None)}, ObjectStore("memory:///"), 4)
-    pool = HandlerPool(execution, report, 2, None, None)
+    pool = HandlerPool(execution, RecordingPlatform(report), 2)
     pool.start_all([READY])
     await ended.wait()
     [result] = reported
@@ -273,7 +274,7 @@ async def test_a_drain_ends_when_it_is_hurried():
         await asyncio.Event().wait()
 
     execution = Execution({("t", "s"): Stage(handler, 3600.0, None)}, ObjectStore("memory:///"), 4)
-    pool = HandlerPool(execution, reported.append, 2, None, None)
+    pool = HandlerPool(execution, RecordingPlatform(reported.append), 2)
     pool.start_all([READY])
     await running.wait()
     draining = asyncio.ensure_future(pool.drain(3600.0, hurry))
@@ -294,7 +295,7 @@ async def test_a_failed_attempt_is_logged(caplog):
         raise KeyError("text")
 
     execution = Execution({("t", "s"): Stage(handler, 30.0, None)}, ObjectStore("memory:///"), 4)
-    pool = HandlerPool(execution, lambda _result: ended.set(), 2, None, None)
+    pool = HandlerPool(execution, RecordingPlatform(lambda _result: ended.set()), 2)
     pool.start_all([READY])
     await ended.wait()
     [entry] = [vars(record) for record in caplog.records if vars(record).get("event") == "attempt_failed"]

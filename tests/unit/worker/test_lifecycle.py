@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from penstock.errors import CannotStart
-from penstock.worker import lifecycle
 from penstock.worker.lifecycle import Lifecycle
 
 
@@ -51,16 +50,15 @@ async def test_a_start_that_fails_ends_the_worker_before_any_task(order):
     assert order == ["start a", "stop a"] * 2
 
 
-async def test_a_stop_that_fails_or_hangs_delays_no_other_for_long(order, caplog, monkeypatch):
+async def test_a_stop_that_fails_or_hangs_delays_no_other_for_long(order, caplog):
     """The worker has a limited time to end."""
-    monkeypatch.setattr(lifecycle, "STOP_S", 0.05)
     found = hooks(order, "a")
     found.stops += [lambda: 1 / 0, lambda: sys.exit(0)]
     with caplog.at_level(logging.ERROR):
         async with found.running():
             pass
     assert order == ["start a", "stop a"]
-    unresponsive = Lifecycle()
+    unresponsive = Lifecycle(stop_s=0.05)
     unresponsive.stops.append(asyncio.Event().wait)
     async with unresponsive.running():
         pass

@@ -11,7 +11,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import SettingsError
-from penstock.worker import Done, Fail, Next, Worker, current_task, handler_call
+from penstock.worker import Done, Fail, Next, Worker, current_task
 from penstock.worker.execution import Execution
 
 READY = ReadyTask(Fence(7, 0, "s", 0), "t", Context.encode(None), 60_000)
@@ -23,9 +23,10 @@ def worker():
     return Worker(worker_gateway="http://gateway.example")
 
 
-async def attempt(worker, threads=4, abandon=pytest.fail):
+async def attempt(worker, threads=4, abandon=pytest.fail, **times):
     await worker._around.start()
-    return await Execution(worker._stages, None, threads, around=worker._around).run(READY, abandon)
+    execution = Execution(worker._stages, None, threads, around=worker._around, **times)
+    return await execution.run(READY, abandon)
 
 
 def handlers(function):
@@ -174,10 +175,9 @@ async def test_middleware_may_return_another_outcome(worker, handler):
     )
 
 
-async def test_the_timeout_of_a_stage_includes_its_middleware(worker, monkeypatch):
+async def test_the_timeout_of_a_stage_includes_its_middleware(worker):
     """W1: a middleware that hangs costs no slot for long, and one that swallows its cancellation is
     abandoned."""
-    monkeypatch.setattr(handler_call, "ABANDON_S", 0.02)
     began = []
 
     @worker.stage("t.s", timeout_s=0.02)
@@ -210,7 +210,7 @@ async def test_the_timeout_of_a_stage_includes_its_middleware(worker, monkeypatc
         abandoned.append(result.error.kind)
         hangs.set()
 
-    assert await attempt(worker, abandon=abandon) is None
+    assert await attempt(worker, abandon=abandon, abandon_s=0.02) is None
     assert abandoned == ["Timeout"]
 
 

@@ -7,6 +7,7 @@ import asyncio
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import in_time
 
 from penstock.contracts.context import Context
@@ -80,7 +81,7 @@ async def test_the_most_urgent_handler_starts_first():
                 over.set()
 
         stages = {("t", "s"): Stage(begin if is_async else block, 60, None)}
-        pool = HandlerPool(Execution(stages, None, threads), report, pool_size, None, None)
+        pool = HandlerPool(Execution(stages, None, threads), RecordingPlatform(report), pool_size)
         pool.start_all([ready(1, Priority.LOWEST)])
         while not started:  # noqa: ASYNC110 (the start of a thread has no event in this loop)
             await asyncio.sleep(0)

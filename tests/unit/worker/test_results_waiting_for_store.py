@@ -17,7 +17,6 @@ from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import ObjectsUnavailable
 from penstock.objects import ObjectStore
-from penstock.worker import result_sender
 from penstock.worker.contexts import ResultContexts
 from penstock.worker.in_flight import InFlight
 from penstock.worker.result_sender import ResultSender
@@ -46,13 +45,13 @@ class Store(ObjectStore):
 class Rig:
     """A result sender with its attempts in flight."""
 
-    def __init__(self, store: Store | None, *, capacity: int = 2) -> None:
+    def __init__(self, store: Store | None, *, capacity: int = 2, **bounds: int) -> None:
         self.in_flight = InFlight(capacity)
         self.sent: dict[int, StageResult] = {}
         self.gateway_store = asyncio.Event()
         store_result = None if store is None else ResultContexts(store, self.in_flight.type_of).stored
         self.sender = ResultSender(
-            self, "w", self._on_sent, lambda _ids: self.in_flight, self.in_flight.park, store_result
+            self, "w", self._on_sent, lambda _ids: self.in_flight, self.in_flight.park, store_result, **bounds
         )
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
@@ -122,12 +121,11 @@ async def test_a_type_does_not_fill_the_worker_with_waiting_results() -> None:
     await rig.sender.wait_sent()
 
 
-async def test_waiting_results_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_results_are_bounded_in_bytes() -> None:
     """W2, S11: beyond a number of bytes, results that wait for the store keep the room of their
     attempts, so that the worker's memory is bounded in an outage."""
-    monkeypatch.setattr(result_sender, "PARKED_BYTES", 10_000)
     store = Store()
-    rig = Rig(store)
+    rig = Rig(store, parked_bytes=10_000)
     await rig.claim("large", 1, 2)
     rig.end(1, 2, context=LARGE)
     await wait_until(lambda: store.tried == 2)

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -11,7 +12,7 @@ from penstock.contracts.result import HANDED_BACK
 from penstock.core.completion import Fence, Outcome
 from penstock.core.suspects import Isolation
 from penstock.core.task import Priority
-from penstock.worker import Done, handler_pool
+from penstock.worker import Done
 from penstock.worker.backlog import Backlog
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.handler_pool import HandlerPool
@@ -25,8 +26,10 @@ def ready(number, stage="limited", priority=Priority.MEDIUM, isolation=None):
 class Rig:
     """A pool whose handlers run until the test ends them; `limited` has two at once."""
 
-    def __init__(self, size=10, limit=2):
-        self.results, self.announced, self.running, self.most = [], [], {}, 0
+    def __init__(self, size=10, limit=2, **times):
+        platform = RecordingPlatform()
+        self.results, self.announced = platform.results, platform.announced
+        self.running, self.most = {}, 0
         self.lingers = asyncio.Event()
         self.lingers.set()
 
@@ -42,12 +45,7 @@ class Rig:
 
         stages = {("t", "limited"): Stage(handler, 60, None), ("t", "free"): Stage(handler, 60, None)}
         self.pool = HandlerPool(
-            Execution(stages, None, 1),
-            self.results.append,
-            size,
-            self.announced.append,
-            lambda _ended: None,
-            limits={("t", "limited"): limit},
+            Execution(stages, None, 1), platform, size, {("t", "limited"): limit}, **times
         )
 
     async def become(self, *running):
@@ -103,9 +101,9 @@ async def test_an_urgent_attempt_of_any_stage_takes_the_next_handler():
         await rig.become(following)
 
 
-async def test_attempts_that_wait_for_long_go_back_with_a_delay(rig, monkeypatch):
+async def test_attempts_that_wait_for_long_go_back_with_a_delay():
     """Another worker may be idle; without a delay the same worker would take them again at once."""
-    monkeypatch.setattr(handler_pool, "STUCK_S", 0.01)
+    rig = Rig(stuck_s=0.01)
     rig.pool.start_all([*(ready(number) for number in range(1, 5)), ready(100, "free")])
     await rig.become(1, 2, 100)
     await wait_until(lambda: sorted(rig.handed_back) == [3, 4])

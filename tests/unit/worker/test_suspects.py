@@ -4,6 +4,7 @@ import asyncio
 
 import orjson
 import pytest
+from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
@@ -14,7 +15,6 @@ from penstock.core.completion import Fence, Outcome
 from penstock.core.heartbeat_queue import Answer
 from penstock.core.suspects import Isolation
 from penstock.errors import KafkaUnavailable
-from penstock.worker import handler_pool
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.handler_pool import HandlerPool
 from penstock.worker.heartbeat_sender import HeartbeatSender
@@ -32,9 +32,10 @@ def ids(attempt_ids):
 class Rig:
     """A pool whose handlers run until the test ends them."""
 
-    def __init__(self):
-        self.announced, self.ended, self.results, self.running = [], [], [], {}
-        self.holds = []
+    def __init__(self, **times):
+        platform = RecordingPlatform()
+        self.announced, self.ended = platform.announced, platform.turns_ended
+        self.results, self.blocks, self.running = platform.results, platform.blocks, {}
 
         async def handler(task):
             self.running[task.id] = asyncio.Event()
@@ -45,14 +46,7 @@ class Rig:
             return Done()
 
         execution = Execution({("t", "s"): Stage(handler, 60, None)}, None, 1)
-        self.pool = HandlerPool(
-            execution,
-            self.results.append,
-            10,
-            self.announced.append,
-            self.ended.append,
-            self.holds.append,
-        )
+        self.pool = HandlerPool(execution, platform, 10, **times)
 
     async def become(self, *running):
         await wait_until(lambda: sorted(self.running) == sorted(running), every=0)
@@ -84,9 +78,9 @@ async def test_suspects_begin_one_at_a_time_and_others_at_once(rig):
     await rig.become(2, 3, 4)
 
 
-async def test_a_suspect_that_runs_for_long_lets_the_next_one_begin(rig, monkeypatch):
+async def test_a_suspect_that_runs_for_long_lets_the_next_one_begin():
     """W8: the loss of a host with long tasks does not hold them up for days."""
-    monkeypatch.setattr(handler_pool, "TURN_S", 0.0)
+    rig = Rig(turn_s=0.0)
     rig.pool.start_all([ready(1, Isolation.ONE), ready(2, Isolation.ONE)])
     rig.pool.begin(rig.announced[0])
     await wait_until(lambda: ids(rig.announced) == [1, 2], every=0)
@@ -141,7 +135,7 @@ async def test_a_drain_returns_suspects_that_have_not_begun(rig):
 
 
 class FakeTransport:
-    def __init__(self):
+    def __init__(self, **times):
         self.sent, self.failures, self.answer = [], 0, Answer.CONFIRMED
 
     async def try_heartbeat(self, heartbeat):
@@ -192,34 +186,34 @@ def test_records_of_earlier_versions_are_read():
     assert by_gateway.begun
 
 
-async def test_a_worker_holds_while_a_suspect_runs_alone_for_long(rig, monkeypatch):
+async def test_a_worker_is_blocked_while_a_suspect_runs_alone_for_long():
     """S13, W8: after its turn, what waits beside a suspect that runs alone goes back to other
     workers, also what comes later. The worker takes no attempts until the suspect has ended."""
-    monkeypatch.setattr(handler_pool, "TURN_S", 0.0)
+    rig = Rig(turn_s=0.0)
     rig.pool.start_all([ready(1, Isolation.ALONE), ready(2), ready(3, Isolation.ONE)])
     rig.pool.begin(rig.announced[0])
-    await wait_until(lambda: rig.holds == [True], every=0)
+    await wait_until(lambda: rig.blocks == [True], every=0)
     rig.pool.start_all([ready(4), ready(5, Isolation.ONE)])
     assert [result.fence.id for result in rig.results] == [2, 3, 4, 5]
     assert all(result.handed_back for result in rig.results)
     await rig.become(1)
     rig.finish(1)
     await wait_until(lambda: rig.ended, every=0)
-    assert rig.holds == [True]
+    assert rig.blocks == [True]
     rig.pool.end_turn(rig.ended[0])
-    assert rig.holds == [True, False]
+    assert rig.blocks == [True, False]
     rig.pool.start_all([ready(6)])
     await rig.become(6)
 
 
-async def test_a_suspect_that_waits_to_run_alone_keeps_its_place(rig, monkeypatch):
+async def test_a_suspect_that_waits_to_run_alone_keeps_its_place():
     """S13, W8: while a suspect that is to run alone waits for a long attempt to end, what waits
     behind it goes back. The suspect stays, and begins next."""
+    rig = Rig(turn_s=0.0)
     rig.pool.start_all([ready(1)])
     await rig.become(1)
-    monkeypatch.setattr(handler_pool, "TURN_S", 0.0)
     rig.pool.start_all([ready(2, Isolation.ALONE), ready(3, Isolation.ALONE), ready(4)])
-    await wait_until(lambda: rig.holds == [True], every=0)
+    await wait_until(lambda: rig.blocks == [True], every=0)
     assert sorted(result.fence.id for result in rig.results) == [3, 4]
     rig.finish(1)
     await wait_until(lambda: ids(rig.announced) == [2], every=0)
@@ -227,9 +221,9 @@ async def test_a_suspect_that_waits_to_run_alone_keeps_its_place(rig, monkeypatc
     await rig.become(2)
 
 
-async def test_a_suspect_that_ends_in_time_holds_up_no_worker(rig, monkeypatch):
+async def test_a_suspect_that_ends_in_time_holds_up_no_worker():
     """S13: a suspect that ends within its turn causes no hand-back."""
-    monkeypatch.setattr(handler_pool, "TURN_S", 60.0)
+    rig = Rig(turn_s=60.0)
     rig.pool.start_all([ready(1, Isolation.ALONE), ready(2)])
     rig.pool.begin(rig.announced[0])
     await rig.become(1)
@@ -237,5 +231,5 @@ async def test_a_suspect_that_ends_in_time_holds_up_no_worker(rig, monkeypatch):
     await wait_until(lambda: rig.ended, every=0)
     rig.pool.end_turn(rig.ended[0])
     await rig.become(2)
-    assert rig.holds == []
+    assert rig.blocks == []
     assert [result.fence.id for result in rig.results] == [1]

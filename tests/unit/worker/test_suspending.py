@@ -12,7 +12,7 @@ from penstock.core.completion import Fence, Outcome, conclude
 from penstock.core.flow.plan import NodeKind, Plan
 from penstock.core.flow.waiting import waiting_definition
 from penstock.core.task import State
-from penstock.worker import Child, Spawn, Wait, suspending
+from penstock.worker import Child, Spawn, Wait
 from penstock.worker.suspending import read_suspending
 
 FENCE = Fence(1, 0, "start", 0)
@@ -93,10 +93,9 @@ def test_the_key_of_a_wait_is_any_text(key):
     assert compile_expression(node["key"], frozenset()).evaluate({}) == key
 
 
-def test_children_without_an_end_are_refused(monkeypatch):
+def test_children_without_an_end_are_refused():
     """F6: a generator that never ends would take the memory of the worker."""
-    monkeypatch.setattr(suspending, "MAX_CHILDREN", 3)
     endless = (Child("a") for _ in itertools.count())
     with pytest.raises(TypeError, match="more than 3 children"):
-        read_suspending(Spawn(endless, "then"), str)
-    read_suspending(Spawn([Child("a")] * 3, "then"), str)
+        read_suspending(Spawn(endless, "then"), str, 3)
+    read_suspending(Spawn([Child("a")] * 3, "then"), str, 3)

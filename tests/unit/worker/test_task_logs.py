@@ -506,11 +506,11 @@ async def test_only_leaves_nothing_in_the_workers_own_output(monkeypatch):
     monkeypatch.setattr(sys, "stdout", output)
     run_log = buffer.begin(AttemptId(1, 0, 0))
 
-    from penstock.worker.current import CurrentAttempt, attempt_scope  # noqa: PLC0415 (as below)
+    from penstock.worker.current import attempt_scope  # noqa: PLC0415 (as below)
     from penstock.worker.outcomes import Task  # noqa: PLC0415 (only this test needs them)
 
     with capturing("only"):
-        with attempt_scope(CurrentAttempt(Task(1, "t", "s", 0, 0, 0, None), run_log)):
+        with attempt_scope(Task(1, "t", "s", 0, 0, 0, None, run_log=run_log)):
             print("of the task")
         print("of the worker")
     assert output.getvalue() == "of the worker\n"

@@ -9,8 +9,8 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
+from penstock.core.early_start import EarlyStart
 from penstock.errors import KafkaUnavailable
-from penstock.worker import unclaimed as module
 from penstock.worker.heartbeat_sender import HeartbeatSender
 from penstock.worker.unclaimed import UnclaimedAttempts
 
@@ -38,13 +38,19 @@ class Transport:
 class Rig:
     """Unclaimed attempts on a clock that moves with the loop."""
 
-    def __init__(self):
+    def __init__(self, **policy):
         clock = asyncio.get_running_loop().time
         self.transport, self.lost = Transport(), []
         self.heartbeats = HeartbeatSender(self.transport, "w", clock, self.lost.append)
         self.waiting = set()
         self.attempts = UnclaimedAttempts(
-            self.transport, self.heartbeats, "w", {"t": {}}, clock, self.waiting.__contains__
+            self.transport,
+            self.heartbeats,
+            "w",
+            {"t": {}},
+            clock,
+            self.waiting.__contains__,
+            EarlyStart(**policy),
         )
 
 
@@ -87,9 +93,9 @@ async def test_a_claim_that_is_tried_again_leaves_out_what_ended_meanwhile(rig):
     assert rig.transport.claims == [[2]]
 
 
-async def test_what_lasts_is_claimed(rig, monkeypatch):
+async def test_what_lasts_is_claimed():
     """W3: an attempt is claimed once it lasts longer than the time that it may run unclaimed."""
-    monkeypatch.setattr(module, "CLAIM_AFTER_S", 0.0)
+    rig = Rig(claim_after_s=0.0)
     running = asyncio.ensure_future(rig.attempts.run())
     for number in (1, 2):
         rig.transport.tried.clear()
@@ -118,10 +124,10 @@ async def test_an_attempt_without_a_claim_is_cut_off_like_any_other(rig):
     assert (1, 0, 0) in rig.attempts
 
 
-async def test_an_attempt_that_waits_is_not_claimed_with_those_that_run(rig, monkeypatch):
+async def test_an_attempt_that_waits_is_not_claimed_with_those_that_run():
     """W3, W8: an attempt that waits for a handler has not begun, so no claim says that it has. It
     is claimed soon after it begins."""
-    monkeypatch.setattr(module, "CLAIM_WAITING_AFTER_S", 600.0)
+    rig = Rig(claim_waiting_after_s=600.0)
     rig.waiting.add((1, 0, 0))
     rig.attempts.add([task(1), task(2)])
     async with claiming(rig):
@@ -132,9 +138,9 @@ async def test_an_attempt_that_waits_is_not_claimed_with_those_that_run(rig, mon
     assert rig.transport.claims == [[2], [1]]
 
 
-async def test_an_attempt_that_waits_for_long_is_claimed(rig, monkeypatch):
+async def test_an_attempt_that_waits_for_long_is_claimed():
     """W3: otherwise the offsets behind it could not be committed."""
-    monkeypatch.setattr(module, "CLAIM_WAITING_AFTER_S", 0.0)
+    rig = Rig(claim_waiting_after_s=0.0)
     rig.waiting.add((1, 0, 0))
     rig.attempts.add([task(1)])
     async with claiming(rig):

@@ -150,19 +150,7 @@ class GatewaySettings(Platform, Metered, Sealing):
         """Limits must fit together, and a gateway on the network must authenticate requests."""
         problems = super().validate() + self._auth_problems()
         problems += port_faults("gateway_port", self.gateway_port)
-        problems += [
-            f"{name}={getattr(self, name)} must be from {least} to {most}"
-            for name, least, most in _BOUNDS
-            if not least <= getattr(self, name) <= most
-        ]
-        problems += [
-            f"{name}={getattr(self, name)} must be at least {least}"
-            for name, least in _LEAST.items()
-            if getattr(self, name) < least
-        ]
-        problems += [
-            f"{name}={getattr(self, name)} must be above 0" for name in _ABOVE_0 if getattr(self, name) <= 0
-        ]
+        problems += self._bound_problems(_LEAST, _ABOVE_0, _BOUNDS)
         problems += [
             f"{larger}={getattr(self, larger)} must be at least {smaller}={getattr(self, smaller)}"
             for larger, smaller in _AT_LEAST

@@ -22,7 +22,6 @@ from penstock.core.token_bucket import TokenBucket
 from penstock.errors import Forbidden, Throttled, Unauthenticated, Unavailable
 from penstock.gateway.rules import RULES, route_of
 from penstock.metrics import Sample
-from penstock.postgres.api_keys import ApiKeyCache
 from penstock.postgres.types import TypeCache
 
 GRANT = web.RequestKey("grant", Grant)
@@ -162,22 +161,3 @@ class AuthMiddleware:
                 f"more than {rate:g} requests a second by {grant.actor}", retry_after_s=bucket.wait_s()
             )
         bucket.take()
-
-
-class ApiKeyAuthenticator:
-    """Authenticates API keys.
-
-    Args:
-        api_keys: the valid keys.
-    """
-
-    def __init__(self, api_keys: ApiKeyCache) -> None:
-        self._api_keys = api_keys
-
-    def accepts(self, token: str) -> bool:
-        """Whether a token has the form of an API key."""
-        return token.startswith("pk_")
-
-    async def authenticate(self, token: str) -> Grant | None:
-        """See `Authenticator`."""
-        return self._api_keys.authenticate(token)

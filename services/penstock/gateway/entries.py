@@ -84,7 +84,7 @@ async def admitted(request: web.Request, limiter: SubmissionLimiter) -> AsyncIte
 
 
 def read_entry(base: str, raw: Any, from_wire: Callable[[Any], T], schema: str) -> T | Invalid:
-    """What an entry is, or all its faults, whose pointers begin with `base`."""
+    """The value of an entry, or all its faults, whose pointers begin with `base`."""
     if isinstance(raw, Unreadable):
         return InvalidRecord(raw.fault.reason, pointer=base)
     try:

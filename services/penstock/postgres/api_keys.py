@@ -178,7 +178,11 @@ class ApiKeyCache:
         self._use_recorded_at_s = float("-inf")
         self._changed = asyncio.Event()
 
-    def authenticate(self, token: str) -> Grant | None:
+    def accepts(self, token: str) -> bool:
+        """Whether a token has the form of an API key."""
+        return token.startswith("pk_")
+
+    async def authenticate(self, token: str) -> Grant | None:
         """The grant of a token; None when it belongs to no valid API key.
 
         Raises:

@@ -519,11 +519,11 @@ async def test_the_clock_of_a_gateway_decides_about_no_key(database, monkeypatch
         cache = api_keys.ApiKeyCache(database, pool)
         await cache.load()
         shift(2)
-        assert cache.authenticate(valid)
+        assert await cache.authenticate(valid)
         shift(-2)
 
         async def refused() -> bool:
-            return cache.authenticate(expiring) is None
+            return await cache.authenticate(expiring) is None
 
         await wait_until(refused, what="the key has expired by the database's clock")
 

@@ -786,6 +786,7 @@ async def test_results_of_foreign_tasks_have_no_effect(caller, database, kafka_s
     answer = await caller.post("/set_task", {"worker": "w", "results": results}, headers=sent(acme_token))
     assert answer.body == {
         "received": 1,
+        "accepted": 1,
         "rejected": [],
         "gone": [{"index": 1, "why": "over"}],
     }

@@ -25,9 +25,9 @@ from penstock.flows.scheduled import reason, scheduled_start
 from penstock.metrics import Sample
 from penstock.objects import ObjectStore
 from penstock.postgres import backfills, schedule_rows, schedules
+from penstock.postgres.connection import translated
 from penstock.postgres.flow_definitions import DefinitionCache
 from penstock.postgres.flow_starts import FlowStart, start
-from penstock.postgres.queries import transaction
 from penstock.postgres.schedule_rows import Settings
 
 log = logging.getLogger(__name__)
@@ -89,18 +89,19 @@ class BackfillLoop:
             PostgresUnavailable: nothing is changed; a later call starts the same batch.
         """
         self.steps += 1
-        async with transaction(self._pool) as connection:
-            row = await backfills.claim(connection, ended)
-            if row is None:
-                return False
-            try:
-                await self._run(connection, row)
-            except Invalid as error:
-                log.warning(
-                    "A backfill failed",
-                    extra={"event": "backfill_failed", "backfill": row["id"], "error": error},
-                )
-                await backfills.fail(connection, row["id"], reason(error))
+        with translated():
+            async with self._pool.acquire() as connection, connection.transaction():
+                row = await backfills.claim(connection, ended)
+                if row is None:
+                    return False
+                try:
+                    await self._run(connection, row)
+                except Invalid as error:
+                    log.warning(
+                        "A backfill failed",
+                        extra={"event": "backfill_failed", "backfill": row["id"], "error": error},
+                    )
+                    await backfills.fail(connection, row["id"], reason(error))
         return True
 
     async def _run(

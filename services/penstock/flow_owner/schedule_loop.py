@@ -34,9 +34,9 @@ from penstock.flows.scheduled import reason, scheduled_start
 from penstock.metrics import Sample
 from penstock.objects import ObjectStore
 from penstock.postgres import schedule_claims, schedules
+from penstock.postgres.connection import translated
 from penstock.postgres.flow_definitions import DefinitionCache, Reached
 from penstock.postgres.flow_starts import FlowStart, start
-from penstock.postgres.queries import transaction
 from penstock.postgres.schedule_claims import Advance, Outlook
 from penstock.postgres.schedule_rows import Schedule
 from penstock.postgres.session import open_session
@@ -190,8 +190,9 @@ class ScheduleLoop:
         Raises:
             PostgresUnavailable: nothing is changed; a later call decides about the same ticks.
         """
-        async with transaction(self._pool) as connection:
-            return await self._fire(connection, await schedule_claims.claim(connection, BATCH))
+        with translated():
+            async with self._pool.acquire() as connection, connection.transaction():
+                return await self._fire(connection, await schedule_claims.claim(connection, BATCH))
 
     async def fire_queued(self, names: Iterable[str] | None) -> int:
         """Starts the next queued tick of schedules without a running flow.
@@ -203,8 +204,11 @@ class ScheduleLoop:
             PostgresUnavailable: nothing is changed.
         """
         wanted = None if names is None else list(names)
-        async with transaction(self._pool) as connection:
-            return await self._fire(connection, await schedule_claims.claim_queued(connection, wanted, BATCH))
+        with translated():
+            async with self._pool.acquire() as connection, connection.transaction():
+                return await self._fire(
+                    connection, await schedule_claims.claim_queued(connection, wanted, BATCH)
+                )
 
     async def _fire(
         self, connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record], due: Sequence[Schedule]

@@ -13,7 +13,8 @@ from typing import Any
 
 import asyncpg
 
-from penstock.postgres.queries import execute, fetch, fetchrow, fetchval
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
 
 STATES = ("running", "done", "stopped", "failed")
 
@@ -37,20 +38,20 @@ async def create(
     Raises:
         PostgresUnavailable: the row may be inserted or not.
     """
-    [row] = await fetch(
-        connection,
-        "backfills.create",
-        schedule,
-        since,
-        until,
-        rate,
-        max_running,
-        rerun,
-        position,
-        total,
-        asked_by,
-        actor,
-    )
+    with translated():
+        row: asyncpg.Record = await connection.fetchrow(
+            query("backfills.create"),
+            schedule,
+            since,
+            until,
+            rate,
+            max_running,
+            rerun,
+            position,
+            total,
+            asked_by,
+            actor,
+        )
     return row
 
 
@@ -60,7 +61,9 @@ async def get(executor: Any, backfill_id: int) -> asyncpg.Record | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    return await fetchrow(executor, "backfills.get", backfill_id)
+    with translated():
+        row: asyncpg.Record | None = await executor.fetchrow(query("backfills.get"), backfill_id)
+    return row
 
 
 async def find(
@@ -77,7 +80,11 @@ async def find(
         PostgresUnavailable: the database is unavailable.
     """
     visible = None if namespaces is None else sorted(namespaces)
-    return await fetch(executor, "backfills.list", schedule, visible, before, limit)
+    with translated():
+        rows: list[asyncpg.Record] = await executor.fetch(
+            query("backfills.list"), schedule, visible, before, limit
+        )
+    return rows
 
 
 async def counts(executor: Any, backfill_ids: Sequence[int]) -> dict[int, dict[str, int]]:
@@ -87,8 +94,9 @@ async def counts(executor: Any, backfill_ids: Sequence[int]) -> dict[int, dict[s
         PostgresUnavailable: the database is unavailable.
     """
     found: dict[int, dict[str, int]] = {backfill_id: {} for backfill_id in backfill_ids}
-    for row in await fetch(executor, "backfills.counts", list(backfill_ids)):
-        found[row["backfill"]][row["status"]] = row["flows"]
+    with translated():
+        for row in await executor.fetch(query("backfills.counts"), list(backfill_ids)):
+            found[row["backfill"]][row["status"]] = row["flows"]
     return found
 
 
@@ -104,10 +112,11 @@ async def stop(connection: Any, backfill_id: int, stopped_by: str, *, cancel: bo
     Raises:
         PostgresUnavailable: the backfill may still run; repeating the call is safe.
     """
-    # Waits for a batch that is being started, so that its flows are cancelled, too.
-    await execute(connection, "backfills.stop", backfill_id, stopped_by)
-    if cancel:
-        await execute(connection, "backfills.cancel_running", backfill_id)
+    with translated():
+        # Waits for a batch that is being started, so that its flows are cancelled, too.
+        await connection.execute(query("backfills.stop"), backfill_id, stopped_by)
+        if cancel:
+            await connection.execute(query("backfills.cancel_running"), backfill_id)
 
 
 async def claim(connection: Any, ended: Collection[str]) -> asyncpg.Record | None:
@@ -120,7 +129,9 @@ async def claim(connection: Any, ended: Collection[str]) -> asyncpg.Record | Non
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    return await fetchrow(connection, "backfills.claim", list(ended))
+    with translated():
+        row: asyncpg.Record | None = await connection.fetchrow(query("backfills.claim"), list(ended))
+    return row
 
 
 async def running(connection: Any, backfill_id: int) -> int:
@@ -129,7 +140,8 @@ async def running(connection: Any, backfill_id: int) -> int:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    flows: int = await fetchval(connection, "backfills.running", backfill_id)
+    with translated():
+        flows: int = await connection.fetchval(query("backfills.running"), backfill_id)
     return flows
 
 
@@ -139,7 +151,8 @@ async def flows_of_ticks(connection: Any, schedule: str, ticks: Sequence[datetim
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    rows = await fetch(connection, "backfills.flows_of_ticks", schedule, list(ticks))
+    with translated():
+        rows = await connection.fetch(query("backfills.flows_of_ticks"), schedule, list(ticks))
     return {row["tick"]: row["id"] for row in rows}
 
 
@@ -170,9 +183,10 @@ async def advance(
     Raises:
         PostgresUnavailable: nothing is written.
     """
-    await execute(
-        connection, "backfills.advance", backfill_id, position, started, already_run, refused, wait_s, ended
-    )
+    with translated():
+        await connection.execute(
+            query("backfills.advance"), backfill_id, position, started, already_run, refused, wait_s, ended
+        )
 
 
 async def fail(executor: Any, backfill_id: int, error: str) -> None:
@@ -181,4 +195,5 @@ async def fail(executor: Any, backfill_id: int, error: str) -> None:
     Raises:
         PostgresUnavailable: the backfill may still run.
     """
-    await execute(executor, "backfills.fail", backfill_id, error)
+    with translated():
+        await executor.execute(query("backfills.fail"), backfill_id, error)

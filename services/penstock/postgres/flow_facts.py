@@ -13,9 +13,10 @@ from penstock.core.flow.state import FlowStatus, NodeStatus, StopReason
 from penstock.core.flow.why import COUNTED, FlowFacts, NodeFacts
 from penstock.core.task import FINAL, State
 from penstock.postgres import flow_history
+from penstock.postgres.connection import translated
 from penstock.postgres.flow_views import Row, get, items_of
 from penstock.postgres.flows import SHARDS
-from penstock.postgres.queries import fetch, fetchrow, fetchval
+from penstock.postgres.queries import query
 
 # Children of a map that are examined from each end for the one that blocks.
 _ITEMS_EXAMINED = 10_000
@@ -35,16 +36,17 @@ async def facts(executor: Any, flow_id: int) -> list[FlowFacts]:
     """
     levels: list[FlowFacts] = []
     next_id: int | None = flow_id
-    while next_id is not None and len(levels) <= _MAX_DEPTH:
-        row = await fetchrow(executor, "flow_views.why", next_id)
-        if row is not None:
-            levels.append(await _level(executor, row))
-        else:
-            # It has ended, and moved to history.
-            levels.append(await _archived_level(executor, await get(executor, next_id)))
-        node = levels[-1].node
-        next_id = node.flow if node is not None else None
-    return await _with_changes(executor, levels)
+    with translated():
+        while next_id is not None and len(levels) <= _MAX_DEPTH:
+            row = await executor.fetchrow(query("flow_views.why"), next_id)
+            if row is not None:
+                levels.append(await _level(executor, row))
+            else:
+                # It has ended, and moved to history.
+                levels.append(await _archived_level(executor, await get(executor, next_id)))
+            node = levels[-1].node
+            next_id = node.flow if node is not None else None
+        return await _with_changes(executor, levels)
 
 
 async def _with_changes(executor: Any, levels: Sequence[FlowFacts]) -> list[FlowFacts]:
@@ -52,11 +54,11 @@ async def _with_changes(executor: Any, levels: Sequence[FlowFacts]) -> list[Flow
     found: dict[int, FlowFacts] = {}
     for shard in dict.fromkeys(level.root_id % SHARDS for level in levels):
         ours = [level for level in levels if level.root_id % SHARDS == shard]
-        changes = await fetch(
-            executor, "flow_views.unapplied", shard, COUNTED + 1, [level.id for level in ours]
+        changes = await executor.fetch(
+            query("flow_views.unapplied"), shard, COUNTED + 1, [level.id for level in ours]
         )
         waiting = {row["flow_id"]: row for row in changes}
-        session = await fetchval(executor, "flow_views.owner", str(shard))
+        session = await executor.fetchval(query("flow_views.owner"), str(shard))
         owner = session.rpartition(" ")[2] if session else None
         for level in ours:
             row = waiting.get(level.id)
@@ -96,8 +98,8 @@ async def _archived_node(executor: Any, flow: Mapping[str, Any]) -> NodeFacts | 
     if items is not None:
         arguments = (flow["id"], row["name"], _UNSUCCESSFUL, _ITEMS_EXAMINED)
         # A part of its items may not have moved yet.
-        sources = ("flow_views.why_item", "history.failed_item")
-        failed = [each for source in sources if (each := await fetchrow(executor, source, *arguments))]
+        sources = (query("flow_views.why_item"), query("history.failed_item"))
+        failed = [each for source in sources if (each := await executor.fetchrow(source, *arguments))]
         if failed:
             found = min(failed, key=lambda each: int(each["item"]))
             item, task, state, below = found["item"], found["task"], found["state"], found["flow"]
@@ -142,9 +144,8 @@ async def _level(executor: Any, row: Row) -> FlowFacts:
 
 async def _node(executor: Any, flow: Row, statuses: Iterable[NodeStatus]) -> NodeFacts | None:
     flow_id = flow["id"]
-    row = await fetchrow(
-        executor,
-        "flow_views.why_node",
+    row = await executor.fetchrow(
+        query("flow_views.why_node"),
         flow_id,
         [status.value for status in statuses],
         flow["name"],
@@ -155,14 +156,18 @@ async def _node(executor: Any, flow: Row, statuses: Iterable[NodeStatus]) -> Nod
     running = row["status"] == NodeStatus.RUNNING
     items = items_of(row)
     if items is None:
-        child = await fetchrow(executor, "flow_views.why_child", flow_id, row["name"], row["generation"])
+        child = await executor.fetchrow(
+            query("flow_views.why_child"), flow_id, row["name"], row["generation"]
+        )
     else:
         states = _LIVE if running else _UNSUCCESSFUL
-        child = await fetchrow(executor, "flow_views.why_item", flow_id, row["name"], states, _ITEMS_EXAMINED)
+        child = await executor.fetchrow(
+            query("flow_views.why_item"), flow_id, row["name"], states, _ITEMS_EXAMINED
+        )
     task, state = (child["task"], child["state"]) if child else (None, None)
     below = child["flow"] if child else None
     if task is not None and state == State.WAITING:
-        below = await fetchval(executor, "flow_views.why_task", task)
+        below = await executor.fetchval(query("flow_views.why_task"), task)
     return NodeFacts(
         name=row["name"],
         # The definition is missing only if an operator has deleted it.

@@ -20,6 +20,7 @@ from penstock.core.flow.operations import FlowFilter, FlowVerb
 from penstock.core.flow.state import FlowStatus
 from penstock.core.operations import batch_size
 from penstock.postgres import flow_commands, flow_starts, flow_views
+from penstock.postgres.connection import translated
 from penstock.postgres.flow_starts import FlowStart
 from penstock.postgres.operations import (
     CONTENDED_S,
@@ -29,7 +30,7 @@ from penstock.postgres.operations import (
     Row,
     is_running,
 )
-from penstock.postgres.queries import fetch, fetchrow, fetchval, transaction
+from penstock.postgres.queries import query
 
 # The start that repeats a flow; None leaves the flow out. The arguments are its row and `same` or
 # `latest`.
@@ -68,28 +69,28 @@ async def find_matching(
         source = "running"
     elif filters.schedule is not None:
         source = "schedule"
-    [summary, *rows] = await fetch(
-        executor,
-        "operations.find_flows",
-        after_id,
-        last_id,
-        ROWS_PER_STATEMENT,
-        limit,
-        source,
-        None if filters.ids is None else list(filters.ids),
-        [status.value for status in statuses],
-        None if namespaces is None else list(namespaces),
-        verb.value,
-        filters.name,
-        filters.version,
-        orjson.dumps(filters.labels).decode() if filters.labels else None,
-        filters.created_since,
-        filters.created_until,
-        filters.finished_since,
-        filters.finished_until,
-        filters.error,
-        filters.schedule,
-    )
+    with translated():
+        [summary, *rows] = await executor.fetch(
+            query("operations.find_flows"),
+            after_id,
+            last_id,
+            ROWS_PER_STATEMENT,
+            limit,
+            source,
+            None if filters.ids is None else list(filters.ids),
+            [status.value for status in statuses],
+            None if namespaces is None else list(namespaces),
+            verb.value,
+            filters.name,
+            filters.version,
+            orjson.dumps(filters.labels).decode() if filters.labels else None,
+            filters.created_since,
+            filters.created_until,
+            filters.finished_since,
+            filters.finished_until,
+            filters.error,
+            filters.schedule,
+        )
     found = {row["id"]: row["state"] for row in rows}
     full = len(found) == limit
     return Matches(
@@ -114,45 +115,47 @@ async def run_batch(
     Raises:
         PostgresUnavailable: the batch may be done or not; repeating the call is safe.
     """
-    operation = await fetchrow(pool, "operations.get", operation_id)
-    if operation is None or not is_running(operation):
-        return BatchResult(0, OutboxEntry(), None)
-    verb = FlowVerb(operation["verb"])
-    # Outside the transaction: a rerun may read objects, and the owner alone writes flows.
-    matches = await find_matching(
-        pool,
-        verb,
-        filters,
-        after_id=operation["behind"],
-        last_id=operation["upto"],
-        limit=batch_size(operation["rate"]),
-        namespaces=operation["namespaces"],
-    )
-    reruns = await _reruns(pool, matches, operation["version"], make_rerun) if verb is FlowVerb.RERUN else {}
-    async with transaction(pool) as connection:
-        claimed = await fetchrow(connection, "operations.claim", operation_id)
-        if claimed is None or claimed["behind"] != operation["behind"]:
-            # Another process runs this batch, or has stopped the operation.
-            return BatchResult(0, OutboxEntry(), CONTENDED_S)
-        if claimed["wait_s"] > 0:
-            return BatchResult(0, OutboxEntry(), claimed["wait_s"])
-        if verb is FlowVerb.RERUN:
-            changed = [*reruns]
-            if reruns:
-                await flow_starts.start(connection, [*reruns.values()])
-        else:
-            changed = await flow_commands.command(connection, [*matches.states], verb)
-        counted = Counter(matches.states[flow_id] for flow_id in changed)
-        total = Counter(orjson.loads(claimed["found_in"])) + counted
-        wait_s = await fetchval(
-            connection,
-            "operations.record_batch",
-            operation_id,
-            matches.reached_id if matches.reached_id is not None else claimed["upto"],
-            counted.total(),
-            orjson.dumps(total).decode(),
-            matches.ended,
+    with translated():
+        operation = await pool.fetchrow(query("operations.get"), operation_id)
+        if operation is None or not is_running(operation):
+            return BatchResult(0, OutboxEntry(), None)
+        verb = FlowVerb(operation["verb"])
+        # Outside the transaction: a rerun may read objects, and the owner alone writes flows.
+        matches = await find_matching(
+            pool,
+            verb,
+            filters,
+            after_id=operation["behind"],
+            last_id=operation["upto"],
+            limit=batch_size(operation["rate"]),
+            namespaces=operation["namespaces"],
         )
+        reruns = (
+            await _reruns(pool, matches, operation["version"], make_rerun) if verb is FlowVerb.RERUN else {}
+        )
+        async with pool.acquire() as connection, connection.transaction():
+            claimed = await connection.fetchrow(query("operations.claim"), operation_id)
+            if claimed is None or claimed["behind"] != operation["behind"]:
+                # Another process runs this batch, or has stopped the operation.
+                return BatchResult(0, OutboxEntry(), CONTENDED_S)
+            if claimed["wait_s"] > 0:
+                return BatchResult(0, OutboxEntry(), claimed["wait_s"])
+            if verb is FlowVerb.RERUN:
+                changed = [*reruns]
+                if reruns:
+                    await flow_starts.start(connection, [*reruns.values()])
+            else:
+                changed = await flow_commands.command(connection, [*matches.states], verb)
+            counted = Counter(matches.states[flow_id] for flow_id in changed)
+            total = Counter(orjson.loads(claimed["found_in"])) + counted
+            wait_s = await connection.fetchval(
+                query("operations.record_batch"),
+                operation_id,
+                matches.reached_id if matches.reached_id is not None else claimed["upto"],
+                counted.total(),
+                orjson.dumps(total).decode(),
+                matches.ended,
+            )
     return BatchResult(counted.total(), OutboxEntry(), None if matches.ended else max(0.0, wait_s))
 
 

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from penstock.core.schedule_policy import Skip
-from penstock.postgres.queries import execute, fetch
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
 from penstock.postgres.schedule_rows import Schedule, from_row
 from penstock.postgres.schedules import record_skips
 
@@ -52,7 +53,8 @@ async def claim(connection: Any, limit: int) -> list[Schedule]:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    rows = await fetch(connection, "schedules.claim", limit)
+    with translated():
+        rows = await connection.fetch(query("schedules.claim"), limit)
     return [from_row(row) for row in rows]
 
 
@@ -67,7 +69,10 @@ async def claim_queued(connection: Any, names: Collection[str] | None, limit: in
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    rows = await fetch(connection, "schedules.claim_queued", None if names is None else list(names), limit)
+    with translated():
+        rows = await connection.fetch(
+            query("schedules.claim_queued"), None if names is None else list(names), limit
+        )
     return [from_row(row) for row in rows]
 
 
@@ -79,7 +84,8 @@ async def running(connection: Any, names: Sequence[str]) -> set[str]:
     """
     if not names:
         return set()
-    return {row["name"] for row in await fetch(connection, "schedules.running", list(names))}
+    with translated():
+        return {row["name"] for row in await connection.fetch(query("schedules.running"), list(names))}
 
 
 async def cancel_running(connection: Any, names: Sequence[str]) -> None:
@@ -89,7 +95,8 @@ async def cancel_running(connection: Any, names: Sequence[str]) -> None:
         PostgresUnavailable: the database is unavailable.
     """
     if names:
-        await execute(connection, "schedules.cancel_running", list(names))
+        with translated():
+            await connection.execute(query("schedules.cancel_running"), list(names))
 
 
 async def advance(connection: Any, advances: Sequence[Advance]) -> None:
@@ -98,22 +105,22 @@ async def advance(connection: Any, advances: Sequence[Advance]) -> None:
     Raises:
         PostgresUnavailable: nothing is written.
     """
-    await execute(
-        connection,
-        "schedules.advance",
-        [each.schedule for each in advances],
-        [each.position for each in advances],
-        [each.next_tick for each in advances],
-        [each.next_at for each in advances],
-        # PostgreSQL has no arrays of arrays of different lengths.
-        ["{" + ",".join(tick.isoformat() for tick in each.queued) + "}" for each in advances],
-        [each.queue_at for each in advances],
-        [max(each.started, default=None) for each in advances],
-        [len(each.started) for each in advances],
-        [each.error for each in advances],
-        [each.decided for each in advances],
-    )
-    await record_skips(connection, ((each.schedule, skip) for each in advances for skip in each.skips))
+    with translated():
+        await connection.execute(
+            query("schedules.advance"),
+            [each.schedule for each in advances],
+            [each.position for each in advances],
+            [each.next_tick for each in advances],
+            [each.next_at for each in advances],
+            # PostgreSQL has no arrays of arrays of different lengths.
+            ["{" + ",".join(tick.isoformat() for tick in each.queued) + "}" for each in advances],
+            [each.queue_at for each in advances],
+            [max(each.started, default=None) for each in advances],
+            [len(each.started) for each in advances],
+            [each.error for each in advances],
+            [each.decided for each in advances],
+        )
+        await record_skips(connection, ((each.schedule, skip) for each in advances for skip in each.skips))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,8 @@ async def look(executor: Any) -> Outlook:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    [row] = await fetch(executor, "schedules.look")
+    with translated():
+        row = await executor.fetchrow(query("schedules.look"))
     return Outlook(row["schedule_s"], row["backfill_s"], row["has_queue"])
 
 
@@ -153,4 +161,5 @@ async def prune_skips(executor: Any, days: int, limit: int) -> None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    await execute(executor, "schedules.prune_skips", days, limit)
+    with translated():
+        await executor.execute(query("schedules.prune_skips"), days, limit)

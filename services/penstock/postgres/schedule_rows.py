@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import asyncpg
 import orjson
 
 from penstock.contracts import subscription
@@ -131,9 +130,6 @@ def settings_of(row: Mapping[str, Any]) -> Settings:
     )
 
 
-def from_row(row: asyncpg.Record) -> Schedule:
+def from_row(row: Mapping[str, Any]) -> Schedule:
     """The schedule of a row."""
-    columns = dict(row)
-    return Schedule(
-        settings_of(columns), row["position"], row["next_tick"], row["queued"], row["queue_at"], columns
-    )
+    return Schedule(settings_of(row), row["position"], row["next_tick"], row["queued"], row["queue_at"], row)

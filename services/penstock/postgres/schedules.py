@@ -15,7 +15,8 @@ import orjson
 
 from penstock.contracts import subscription
 from penstock.core.schedule_policy import Skip
-from penstock.postgres.queries import execute, fetch, fetchrow, fetchval
+from penstock.postgres.connection import translated
+from penstock.postgres.queries import query
 from penstock.postgres.schedule_rows import Schedule, Settings, from_row
 
 # Notified when a schedule or a backfill may have something to do; the payload is the schedule.
@@ -28,7 +29,8 @@ async def locked(connection: Any, name: str) -> Schedule | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    row = await fetchrow(connection, "schedules.lock", name)
+    with translated():
+        row = await connection.fetchrow(query("schedules.lock"), name)
     return None if row is None else from_row(row)
 
 
@@ -38,7 +40,8 @@ async def clock(executor: Any) -> datetime:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    now: datetime = await fetchval(executor, "schedules.now")
+    with translated():
+        now: datetime = await executor.fetchval(query("schedules.now"))
     return now
 
 
@@ -63,28 +66,28 @@ async def put(
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
     rules = settings.rules
-    [row] = await fetch(
-        connection,
-        "schedules.put",
-        settings.name,
-        settings.flow,
-        settings.version,
-        settings.cron,
-        settings.zone,
-        settings.input,
-        int(settings.priority),
-        orjson.dumps(settings.labels).decode() if settings.labels else None,
-        rules.catch_up.value,
-        rules.catch_up_limit,
-        rules.catch_up_rate,
-        rules.overlap.value,
-        settings.paused,
-        position,
-        next_tick,
-        actor,
-        settings.events,
-        subscription.to_columns(settings.callbacks) or None,
-    )
+    with translated():
+        row = await connection.fetchrow(
+            query("schedules.put"),
+            settings.name,
+            settings.flow,
+            settings.version,
+            settings.cron,
+            settings.zone,
+            settings.input,
+            int(settings.priority),
+            orjson.dumps(settings.labels).decode() if settings.labels else None,
+            rules.catch_up.value,
+            rules.catch_up_limit,
+            rules.catch_up_rate,
+            rules.overlap.value,
+            settings.paused,
+            position,
+            next_tick,
+            actor,
+            settings.events,
+            subscription.to_columns(settings.callbacks) or None,
+        )
     return from_row(row)
 
 
@@ -94,7 +97,8 @@ async def get(executor: Any, name: str) -> Schedule | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    row = await fetchrow(executor, "schedules.get", name)
+    with translated():
+        row = await executor.fetchrow(query("schedules.get"), name)
     return None if row is None else from_row(row)
 
 
@@ -119,7 +123,8 @@ async def find(
         PostgresUnavailable: the database is unavailable.
     """
     visible = None if namespaces is None else sorted(namespaces)
-    rows = await fetch(executor, "schedules.list", after, visible, flow, limit)
+    with translated():
+        rows = await executor.fetch(query("schedules.list"), after, visible, flow, limit)
     return [from_row(row) for row in rows]
 
 
@@ -131,10 +136,11 @@ async def remove(connection: Any, name: str, removed_by: str) -> bool:
     Raises:
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
-    if await fetchval(connection, "schedules.remove", name) is None:
-        return False
-    await execute(connection, "schedules.remove_skips", name)
-    await execute(connection, "backfills.stop_all", name, removed_by)
+    with translated():
+        if await connection.fetchval(query("schedules.remove"), name) is None:
+            return False
+        await connection.execute(query("schedules.remove_skips"), name)
+        await connection.execute(query("backfills.stop_all"), name, removed_by)
     return True
 
 
@@ -146,7 +152,8 @@ async def set_paused(
     Raises:
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
-    [row] = await fetch(connection, "schedules.set_paused", name, paused, position, next_tick)
+    with translated():
+        row = await connection.fetchrow(query("schedules.set_paused"), name, paused, position, next_tick)
     return from_row(row)
 
 
@@ -158,7 +165,8 @@ async def record_skips(connection: Any, skips: Iterable[tuple[str, Skip]]) -> No
     """
     rows = [(name, skip.first, skip.last, skip.count, skip.reason.value, skip.detail) for name, skip in skips]
     if rows:
-        await execute(connection, "schedules.record_skips", *map(list, zip(*rows, strict=True)))
+        with translated():
+            await connection.execute(query("schedules.record_skips"), *map(list, zip(*rows, strict=True)))
 
 
 async def skips(executor: Any, name: str, *, before: int | None, limit: int) -> list[asyncpg.Record]:
@@ -167,4 +175,6 @@ async def skips(executor: Any, name: str, *, before: int | None, limit: int) -> 
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    return await fetch(executor, "schedules.skips", name, before, limit)
+    with translated():
+        rows: list[asyncpg.Record] = await executor.fetch(query("schedules.skips"), name, before, limit)
+    return rows

@@ -12,7 +12,7 @@ import base64
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -100,6 +100,22 @@ class Settings:
     def validate(self) -> list[str]:
         """Returns problems of fields and contradictions between them, one sentence each."""
         return []
+
+    def _bound_problems(
+        self,
+        least: Mapping[str, float],
+        above_0: Iterable[str] = (),
+        ranges: Iterable[tuple[str, float, float]] = (),
+    ) -> list[str]:
+        """Problems of fields whose value is too small, or outside its bounds."""
+        found = [(name, f"at least {bound}") for name, bound in least.items() if getattr(self, name) < bound]
+        found += [(name, "above 0") for name in above_0 if getattr(self, name) <= 0]
+        found += [
+            (name, f"from {low} to {high}")
+            for name, low, high in ranges
+            if not low <= getattr(self, name) <= high
+        ]
+        return [f"{name}={getattr(self, name)} must be {bound}" for name, bound in found]
 
     def _number_problems(self) -> list[str]:
         values = ((item.name, getattr(self, item.name)) for item in dataclasses.fields(self))

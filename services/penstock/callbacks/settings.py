@@ -268,19 +268,7 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         problems = super().validate()
         problems += self._secret_problems()
         problems += self._network_problems()
-        problems += [
-            f"{name}={getattr(self, name)} must be at least {least}"
-            for name, least in _LEAST.items()
-            if getattr(self, name) < least
-        ]
-        problems += [
-            f"{name}={getattr(self, name)} must be above 0" for name in _ABOVE_0 if getattr(self, name) <= 0
-        ]
-        problems += [
-            f"{name}={getattr(self, name)} must be from 0 to 1"
-            for name in _SHARES
-            if not 0 <= getattr(self, name) <= 1
-        ]
+        problems += self._bound_problems(_LEAST, _ABOVE_0, [(name, 0, 1) for name in _SHARES])
         problems += [
             f"{larger}={getattr(self, larger)} must be at least {times or ''}{smaller}={getattr(self, smaller)}"
             for larger, times, smaller in (

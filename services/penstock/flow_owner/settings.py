@@ -24,11 +24,6 @@ class FlowsSettings(IngestSettings, Progressing, Metered):
 
     def validate(self) -> list[str]:
         """Each number must be positive."""
-        problems = super().validate()
-        if self.flow_batch < 1:
-            problems.append(f"flow_batch={self.flow_batch} must be at least 1")
-        if self.flow_own_retry_s <= 0 or self.flow_sweep_s <= 0:
-            problems.append(
-                f"flow_own_retry_s={self.flow_own_retry_s} and flow_sweep_s={self.flow_sweep_s} must be above 0"
-            )
-        return problems
+        return super().validate() + self._bound_problems(
+            {"flow_batch": 1}, ("flow_own_retry_s", "flow_sweep_s")
+        )

@@ -20,7 +20,7 @@ from penstock import metrics
 from penstock.core.access import UNRESTRICTED, Action, Grant
 from penstock.core.token_bucket import TokenBucket
 from penstock.errors import Forbidden, Throttled, Unauthenticated, Unavailable
-from penstock.gateway.rules import RULES, Rule, route_of
+from penstock.gateway.rules import RULES, route_of
 from penstock.metrics import Sample
 from penstock.postgres.types import TypeCache
 
@@ -101,13 +101,13 @@ class AuthMiddleware:
         # An unknown route has nothing to protect: every client receives the same 404 or 405.
         if route is None:
             return await handler(request)
-        rule = RULES[route]
-        if rule.action is not None:
+        action = RULES[route]
+        if action is not None:
             grant = await self._authenticate(request)
             request[GRANT] = grant
             self._require_rate(grant)
-            self._require_rule(grant, rule)
-            if rule.action is not Action.READ:
+            self._require_role(grant, action)
+            if action is not Action.READ:
                 self._before_change()
             if grant.namespaces is not None:
                 # Needs no query unless a type has changed.
@@ -138,12 +138,11 @@ class AuthMiddleware:
             )
         return grant
 
-    def _require_rule(self, grant: Grant, rule: Rule) -> None:
-        assert rule.action is not None
-        if not grant.allows(rule.action):
+    def _require_role(self, grant: Grant, action: Action) -> None:
+        if not grant.allows(action):
             self._refused["role"] += 1
             roles = ", ".join(sorted(grant.roles)) or "no role"
-            raise Forbidden(f"this route needs a role that may {rule.action}; {roles} may not")
+            raise Forbidden(f"this route needs a role that may {action}; {roles} may not")
 
     def _require_rate(self, grant: Grant) -> None:
         rate = grant.rate or self._rate
@@ -162,30 +161,3 @@ class AuthMiddleware:
                 f"more than {rate:g} requests a second by {grant.actor}", retry_after_s=bucket.wait_s()
             )
         bucket.take()
-
-
-class ApiKeyLookup(Protocol):
-    """The part of `penstock.postgres.api_keys.ApiKeyCache` that this module uses."""
-
-    def authenticate(self, token: str) -> Grant | None:
-        """See `ApiKeyCache`."""
-        ...
-
-
-class ApiKeyAuthenticator:
-    """Authenticates API keys.
-
-    Args:
-        api_keys: the valid keys.
-    """
-
-    def __init__(self, api_keys: ApiKeyLookup) -> None:
-        self._api_keys = api_keys
-
-    def accepts(self, token: str) -> bool:
-        """Whether a token has the form of an API key."""
-        return token.startswith("pk_")
-
-    async def authenticate(self, token: str) -> Grant | None:
-        """See `Authenticator`."""
-        return self._api_keys.authenticate(token)

@@ -86,7 +86,7 @@ class RequestAudit:
         grant, route = request.get(GRANT), route_of(request)
         if grant is None or route is None or request.get(NOTHING_CHANGED):
             return
-        if RULES[route].action is Action.READ:
+        if RULES[route] is Action.READ:
             return
         if len(self._pending) >= self._max_pending and status in _REFUSALS:
             # Bounds the memory while clients repeat refused requests.

@@ -14,7 +14,6 @@ from penstock import metrics, process
 from penstock.errors import PostgresUnavailable
 from penstock.gateway.access import (
     REFUSAL_CAUSES,
-    ApiKeyAuthenticator,
     Authenticator,
     AuthMiddleware,
 )
@@ -45,11 +44,8 @@ class Authentication:
         kinds = settings.auth_kinds
         self._api_keys = ApiKeyCache(settings.sessions, pool) if "keys" in kinds else None
         self._oidc = OidcAuthenticator(settings) if "oidc" in kinds else None
-        authenticators: list[Authenticator] = []
-        if self._api_keys is not None:
-            authenticators.append(ApiKeyAuthenticator(self._api_keys))
-        if self._oidc is not None:
-            authenticators.append(self._oidc)
+        given: tuple[Authenticator | None, ...] = (self._api_keys, self._oidc)
+        authenticators = [each for each in given if each is not None]
         self._audit = RequestAudit(pool, settings.gateway_audit_days) if kinds else None
         self._auth = (
             AuthMiddleware(authenticators, types, settings.gateway_key_rate, self._audit.require_room)

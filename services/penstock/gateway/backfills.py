@@ -21,7 +21,7 @@ from penstock.gateway.views import pick
 from penstock.gateway.visibility import visible_namespaces
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import backfills, schedules
-from penstock.postgres.connection import translated
+from penstock.postgres.queries import transaction
 from penstock.postgres.read_pool import reading
 
 # Most ticks of a backfill.
@@ -152,9 +152,8 @@ class BackfillRoutes:
         """POST /backfills/{id}/stop: it starts no further flow."""
         raw = await read_document(request, "BackfillStop")
         backfill_id = (await self._visible(request))["id"]
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                await backfills.stop(connection, backfill_id, raw["by"], cancel=raw.get("cancel", False))
+        async with transaction(self._pool) as connection:
+            await backfills.stop(connection, backfill_id, raw["by"], cancel=raw.get("cancel", False))
         note(request, request={name: raw[name] for name in ("by", "cancel") if name in raw})
         return await self.get(request)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import secrets
-import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,7 +47,7 @@ from penstock.gateway.visibility import (
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import callback_secrets
 from penstock.postgres.callback_secrets import Stored, identity_of
-from penstock.postgres.connection import translated
+from penstock.postgres.queries import transaction
 from penstock.postgres.read_pool import reading
 from penstock.postgres.types import TypeCache
 
@@ -57,9 +55,6 @@ MAX_URL_LENGTH = 2048
 OVERLAP_S = 86_400.0
 _SECRET_BYTES = 32
 _ID_BYTES = 8
-# Public keys are read without credentials, so answers are kept for a moment.
-PUBLIC_KEYS_KEPT_S = 5.0
-_PUBLIC_ANSWERS = 1_000
 
 _COLUMNS = (
     "id",
@@ -104,7 +99,6 @@ class CallbackSecretRoutes:
         self._pool = pool
         self._types = types
         self._sealer = Sealer(settings.encryption_keys)
-        self._public_answers: OrderedDict[Scope, tuple[float, list[dict[str, Any]]]] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
@@ -153,26 +147,25 @@ class CallbackSecretRoutes:
         """POST /targets/secrets/{id}/rotate: a new secret; the old one signs during the overlap."""
         raw = await read_document(request, "CallbackSecretRotate")
         secret_id = request.match_info["id"]
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                old = await self._visible(request, connection, secret_id)
-                if old["revoked_at"] is not None:
-                    raise Conflict(f"secret {secret_id} is revoked: create a new one")
-                if old["replaced_by"] is not None:
-                    raise Conflict(f"secret {secret_id} was rotated before: rotate {old['replaced_by']}")
-                if old["reference"] is not None and "reference" not in raw and "secret" not in raw:
-                    raise InvalidRecord(
-                        "the secret is by reference: change its variable or file, or give another one",
-                        pointer="/reference",
-                    )
-                scope, scheme = Scope(old["namespace"], old["url"]), Scheme(old["scheme"])
-                stored, shown = self._new(request, scope, scheme, raw)
-                row = await callback_secrets.create(
-                    connection, stored, created_by=grant_of(request).actor or None, wider_s=None
+        async with transaction(self._pool) as connection:
+            old = await self._visible(request, connection, secret_id)
+            if old["revoked_at"] is not None:
+                raise Conflict(f"secret {secret_id} is revoked: create a new one")
+            if old["replaced_by"] is not None:
+                raise Conflict(f"secret {secret_id} was rotated before: rotate {old['replaced_by']}")
+            if old["reference"] is not None and "reference" not in raw and "secret" not in raw:
+                raise InvalidRecord(
+                    "the secret is by reference: change its variable or file, or give another one",
+                    pointer="/reference",
                 )
-                replaced = await callback_secrets.replace(
-                    connection, secret_id, stored.id, raw.get("overlap_s", OVERLAP_S)
-                )
+            scope, scheme = Scope(old["namespace"], old["url"]), Scheme(old["scheme"])
+            stored, shown = self._new(request, scope, scheme, raw)
+            row = await callback_secrets.create(
+                connection, stored, created_by=grant_of(request).actor or None, wider_s=None
+            )
+            replaced = await callback_secrets.replace(
+                connection, secret_id, stored.id, raw.get("overlap_s", OVERLAP_S)
+            )
         note(request, old=_audited(replaced), new=_audited(row))
         return respond({"secret": shown, **_document(row), "replaces": _document(replaced)}, 201)
 
@@ -180,12 +173,11 @@ class CallbackSecretRoutes:
         """DELETE /targets/secrets/{id}: it signs nothing from now on; may be repeated."""
         refuse_unknown_parameters(request)
         secret_id = request.match_info["id"]
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                row = await self._visible(request, connection, secret_id)
-                before = _audited(row)
-                if row["revoked_at"] is None:
-                    row = await callback_secrets.revoke(connection, secret_id)
+        async with transaction(self._pool) as connection:
+            row = await self._visible(request, connection, secret_id)
+            before = _audited(row)
+            if row["revoked_at"] is None:
+                row = await callback_secrets.revoke(connection, secret_id)
         note(request, **difference(before, _audited(row)))
         return respond(_document(row))
 
@@ -212,17 +204,10 @@ class CallbackSecretRoutes:
         namespace = text_parameter(request, "namespace", longest=MAX_NAMESPACE_LENGTH)
         url = text_parameter(request, "url", longest=MAX_URL_LENGTH)
         scope = Scope(namespace or "default", url or "")
-        now_s = time.monotonic()
-        kept = self._public_answers.get(scope)
-        if kept is None or kept[0] < now_s:
-            # Reads without credentials share one turn, so that they delay no other.
-            with reading("public keys", lists=True):
-                found = _public_documents(await callback_secrets.public_keys(self._pool, scope), scope)
-            kept = now_s + PUBLIC_KEYS_KEPT_S, found
-            self._public_answers[scope] = kept
-            while len(self._public_answers) > _PUBLIC_ANSWERS:
-                self._public_answers.popitem(last=False)
-        return respond({"keys": kept[1]})
+        # Reads without credentials share one turn, so that they delay no other.
+        with reading("public keys", lists=True):
+            rows = await callback_secrets.public_keys(self._pool, scope)
+        return respond({"keys": _public_documents(rows, scope)})
 
     async def _scope(self, request: web.Request, raw: Mapping[str, Any]) -> Scope:
         url, namespace = raw.get("url"), raw.get("namespace")

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncpg
 from aiohttp import web
 
-from penstock.errors import NotFound
-from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_document
 from penstock.gateway.changes import observer
 from penstock.gateway.paging import page_size, respond_page
 from penstock.gateway.views import pick
+from penstock.gateway.visibility import visible_name
 from penstock.http.server import refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import concurrency_keys, types
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
@@ -66,7 +65,11 @@ class ConcurrencyKeyRoutes:
             sets_limit="max_in_flight" in raw,
         )
         row = await concurrency_keys.change(
-            self._pool, _visible_type(request), raw["key"], change, observer(request, key=raw["key"])
+            self._pool,
+            visible_name(request, types.not_found),
+            raw["key"],
+            change,
+            observer(request, key=raw["key"]),
         )
         return respond(pick(row, _COLUMNS))
 
@@ -79,14 +82,7 @@ class ConcurrencyKeyRoutes:
         return respond({"changed": changed})
 
     async def _existing_type(self, request: web.Request) -> str:
-        name = _visible_type(request)
+        name = visible_name(request, types.not_found)
         if name not in await types.all_types(self._pool):
-            raise NotFound(f"there is no task type {name!r}")
+            raise types.not_found(name)
         return name
-
-
-def _visible_type(request: web.Request) -> str:
-    name = request.match_info["name"]
-    if not grant_of(request).covers(name):
-        raise NotFound(f"there is no task type {name!r}")
-    return name

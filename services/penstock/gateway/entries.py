@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiohttp import web
 
+from penstock.contracts.parsing import Unreadable
+from penstock.contracts.validation import problems
 from penstock.errors import Invalid, InvalidRecord, ObjectsUnavailable, TooLarge
+from penstock.gateway.bodies import read_entries
+from penstock.gateway.submission_limiter import SubmissionLimiter
 from penstock.http.problems import Faults, detail_of, relocated
-from penstock.http.server import RETRY_AFTER_S, respond
+from penstock.http.server import RETRY_AFTER_S, body_bytes, refuse_unknown_parameters, respond
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +64,35 @@ class EntryKind:
     member: str
     stored_field: str
     path: str | None
+
+
+@asynccontextmanager
+async def admitted(request: web.Request, limiter: SubmissionLimiter) -> AsyncIterator[tuple[Any, int]]:
+    """Yields an entry or an array of them, and their number; the limiter counts them meanwhile.
+
+    Raises:
+        BadParameter: the request has a parameter.
+        Malformed, TooLarge: as `read_entries`.
+        Throttled: a limit of the limiter is reached.
+    """
+    refuse_unknown_parameters(request)
+    limiter.require_room()
+    raw = await read_entries(request, "")
+    rows = len(raw) if isinstance(raw, list) else 1
+    with limiter.reserve(rows, body_bytes(request)):
+        yield raw, rows
+
+
+def read_entry(base: str, raw: Any, from_wire: Callable[[Any], T], schema: str) -> T | Invalid:
+    """The value of an entry, or all its faults, whose pointers begin with `base`."""
+    if isinstance(raw, Unreadable):
+        return InvalidRecord(raw.fault.reason, pointer=base)
+    try:
+        return from_wire(raw)
+    except Invalid as error:
+        # `from_wire` stops at the first fault; the answer has all.
+        found: Sequence[Invalid] = problems(raw, schema) or [error]
+        return one_or_all([with_base(base, fault) for fault in found])
 
 
 async def answer(

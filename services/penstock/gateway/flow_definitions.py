@@ -26,8 +26,8 @@ from penstock.gateway.views import pick
 from penstock.gateway.visibility import require_own_name, visible_name, visible_namespaces
 from penstock.http.server import integer_parameter, refuse_unknown_parameters, respond, text_parameter
 from penstock.postgres import flow_definitions
-from penstock.postgres.connection import translated
 from penstock.postgres.flow_definitions import DefinitionCache, Reached, StoredDefinition
+from penstock.postgres.queries import transaction
 from penstock.postgres.types import TypeCache
 
 _NAME_COLUMNS = ("name", "version", "versions", "created_at")
@@ -103,14 +103,13 @@ class FlowDefinitionRoutes:
         actor = grant.actor or None
         if not children:
             return await flow_definitions.insert(self._pool, raw, actor)
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                await flow_definitions.lock(connection)
-                now = await self._definitions.reach(children, visible=grant.covers, executor=connection)
-                if now.outlines.keys() != reached.outlines.keys():
-                    # Another upload was faster. The two could contain each other.
-                    await _require_valid(raw, types, now)
-                return await flow_definitions.insert(connection, raw, actor)
+        async with transaction(self._pool) as connection:
+            await flow_definitions.lock(connection)
+            now = await self._definitions.reach(children, visible=grant.covers, executor=connection)
+            if now.outlines.keys() != reached.outlines.keys():
+                # Another upload was faster. The two could contain each other.
+                await _require_valid(raw, types, now)
+            return await flow_definitions.insert(connection, raw, actor)
 
     async def find(self, request: web.Request) -> web.Response:
         """GET /flow-definitions: by name, with the newest version of each."""

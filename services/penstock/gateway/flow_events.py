@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
 from aiohttp import web
 
 from penstock.contracts.flow_submission import EVENT_SCHEMA, FlowEvent
-from penstock.contracts.parsing import Unreadable
 from penstock.contracts.validation import problems
 from penstock.core.access import namespace_of
-from penstock.errors import Forbidden, Invalid, InvalidRecord, ValueRefused
+from penstock.errors import Invalid, InvalidRecord
 from penstock.gateway.access import grant_of
 from penstock.gateway.batcher import SubmissionBatcher
-from penstock.gateway.bodies import read_entries
-from penstock.gateway.entries import EntryKind, Outcome, answer, one_or_all, settle, with_base
+from penstock.gateway.entries import EntryKind, Outcome, admitted, answer, read_entry, settle
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submission_limiter import SubmissionLimiter
-from penstock.http.server import body_bytes, refuse_unknown_parameters
+from penstock.gateway.visibility import require_own_name
 from penstock.objects import ObjectStore
 from penstock.postgres import flow_events
 from penstock.postgres.flow_events import Delivered
@@ -58,20 +55,16 @@ class FlowEventRoutes:
 
     async def send(self, request: web.Request) -> web.Response:
         """POST /events/{name}: an object is one event; an array is a batch of events of a name."""
-        refuse_unknown_parameters(request)
         name = request.match_info["name"]
         _require_name(request, name)
-        self._limiter.require_room()
-        raw = await read_entries(request, "")
-        rows = len(raw) if isinstance(raw, list) else 1
-        with self._limiter.reserve(rows, body_bytes(request)):
+        async with admitted(request, self._limiter) as (raw, _rows):
             return await answer(
                 raw, _ENTRIES, self._settings.gateway_batch_limit, lambda entries: self._settle(entries, name)
             )
 
     async def _settle(self, entries: list[tuple[str, Any]], name: str) -> list[Outcome]:
         read = [_read_entry(base, raw, name) for base, raw in entries]
-        return await settle(entries, read, self._store, self._insert)
+        return await settle(entries, read, self._store, self._batcher.submit)
 
     async def _store(self, event: FlowEvent) -> FlowEvent:
         if event.data is None:
@@ -81,32 +74,16 @@ class FlowEventRoutes:
             event, data=await self._objects.check_in(event.data, namespace_of(event.event))
         )
 
-    async def _insert(self, events: list[FlowEvent]) -> Sequence[Delivered | ValueRefused]:
-        return await self._batcher.submit(events)
-
 
 def _require_name(request: web.Request, name: str) -> None:
     if faults := problems({"event": name, "id": "?"}, EVENT_SCHEMA):
         raise InvalidRecord(f"the name of the event in the path: {faults[0].reason}")
-    grant = grant_of(request)
-    if not grant.covers(name):
-        assert grant.namespaces is not None
-        allowed = ", ".join(sorted(grant.namespaces)) or "no namespace"
-        raise Forbidden(
-            f"the event {name} is in the namespace {namespace_of(name)}, and you may send events in {allowed}: "
-            "the namespace is the part of the name before the first --"
-        )
+    require_own_name(grant_of(request), name, "send events")
 
 
 def _read_entry(base: str, raw: Any, name: str) -> FlowEvent | Invalid:
     """An event, or all its faults, whose pointers begin with `base`."""
-    if isinstance(raw, Unreadable):
-        return InvalidRecord(raw.fault.reason, pointer=base)
     if isinstance(raw, dict) and "event" in raw:
         return InvalidRecord("the path has the name of the event: remove the field", pointer=f"{base}/event")
     whole = {"event": name, **raw} if isinstance(raw, dict) else raw
-    try:
-        return FlowEvent.from_wire(whole)
-    except Invalid as error:
-        found: Sequence[Invalid] = problems(whole, EVENT_SCHEMA) or [error]
-        return one_or_all([with_base(base, fault) for fault in found])
+    return read_entry(base, whole, FlowEvent.from_wire, EVENT_SCHEMA)

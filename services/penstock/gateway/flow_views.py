@@ -21,7 +21,7 @@ from penstock.gateway import views
 from penstock.gateway.access import grant_of
 from penstock.gateway.end_listener import EndListener
 from penstock.gateway.paging import id_cursor, page_size, split_page
-from penstock.gateway.tasks import read_labels
+from penstock.gateway.tasks import id_of, read_labels, read_words
 from penstock.gateway.visibility import visible_namespaces
 from penstock.http.preferences import applied, preferred_wait_s
 from penstock.http.problems import BadParameter
@@ -83,7 +83,7 @@ class FlowViewRoutes:
         found = await flow_views.find(
             self._pool,
             name=text_parameter(request, "name"),
-            statuses=_words(request, "status", tuple(FlowStatus)),
+            statuses=read_words(request, "status", tuple(FlowStatus)),
             labels=read_labels(request),
             idempotency_key=text_parameter(request, "idempotency_key"),
             since=moment_parameter(request, "since"),
@@ -142,7 +142,7 @@ class FlowViewRoutes:
             flow,
             name,
             are_flows=are_flows,
-            states=_words(request, "state", tuple(FlowStatus if are_flows else State)),
+            states=read_words(request, "state", tuple(FlowStatus if are_flows else State)),
             behind=_read_place(request),
             limit=size,
         )
@@ -198,12 +198,10 @@ async def visible_flow(request: web.Request, pool: asyncpg.Pool[asyncpg.Record])
         NotFound: there is no such flow, or the request may not see it.
         PostgresUnavailable: the database is unavailable.
     """
-    text = request.match_info["id"]
-    if len(text) > 19 or int(text) > MAX_ID:
-        raise NotFound(f"there is no flow {text[:40]}")
-    row = await flow_views.get(pool, int(text))
+    flow_id = id_of(request, "flow")
+    row = await flow_views.get(pool, flow_id)
     if not grant_of(request).covers(row["name"]):
-        raise NotFound(f"there is no flow {int(text)}")
+        raise NotFound(f"there is no flow {flow_id}")
     return row
 
 
@@ -215,14 +213,6 @@ def _child(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "task": views.summary(dict(row)) if is_task else None,
         "flow": None if is_task else flow_documents.summary(row),
     }
-
-
-def _words(request: web.Request, name: str, known: tuple[str, ...]) -> list[str]:
-    words = [word for text in request.query.getall(name, []) for word in text.split(",")]
-    for word in words:
-        if word not in known:
-            raise BadParameter(f"must be of: {', '.join(known)}", parameter=name)
-    return words
 
 
 def _read_place(request: web.Request) -> Place | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
@@ -11,17 +10,22 @@ from aiohttp import web
 
 from penstock import tracing
 from penstock.contracts.flow_submission import FLOW_SCHEMA, FlowSubmission
-from penstock.contracts.parsing import Unreadable
-from penstock.contracts.validation import problems
 from penstock.core.access import Grant, namespace_of
-from penstock.errors import Invalid, InvalidRecord, ValueRefused
+from penstock.errors import Invalid
 from penstock.gateway.access import grant_of
 from penstock.gateway.batcher import SubmissionBatcher
-from penstock.gateway.bodies import read_entries
-from penstock.gateway.entries import EntryKind, Outcome, answer, one_or_all, settle, with_base
+from penstock.gateway.entries import (
+    EntryKind,
+    Outcome,
+    admitted,
+    answer,
+    one_or_all,
+    read_entry,
+    settle,
+    with_base,
+)
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submission_limiter import SubmissionLimiter
-from penstock.http.server import body_bytes, refuse_unknown_parameters
 from penstock.objects import ObjectStore
 from penstock.postgres import flow_starts
 from penstock.postgres.flow_definitions import DefinitionCache
@@ -64,11 +68,7 @@ class FlowStartRoutes:
 
     async def submit(self, request: web.Request) -> web.Response:
         """POST /flows: an object is one flow; an array is a batch of independent flows."""
-        refuse_unknown_parameters(request)
-        self._limiter.require_room()
-        raw = await read_entries(request, "")
-        rows = len(raw) if isinstance(raw, list) else 1
-        with self._limiter.reserve(rows, body_bytes(request)):
+        async with admitted(request, self._limiter) as (raw, rows):
             parent = request.headers.get(tracing.TRACEPARENT)
             with tracing.span("submit", parent, kind="server", root=True, flows=rows) as span:
                 traceparent = span.traceparent if span else None
@@ -82,13 +82,15 @@ class FlowStartRoutes:
     async def _settle(
         self, entries: list[tuple[str, Any]], grant: Grant, traceparent: str | None
     ) -> list[Outcome]:
-        return await settle(entries, await self._read(entries, grant, traceparent), self._store, self._insert)
+        return await settle(
+            entries, await self._read(entries, grant, traceparent), self._store, self._batcher.submit
+        )
 
     async def _read(
         self, entries: list[tuple[str, Any]], grant: Grant, traceparent: str | None
     ) -> list[FlowStart | Invalid]:
         """The start of each entry, or its faults, whose pointers begin with its place."""
-        submissions = [_read_entry(base, raw) for base, raw in entries]
+        submissions = [read_entry(base, raw, FlowSubmission.from_wire, FLOW_SCHEMA) for base, raw in entries]
         reached = await self._definitions.reach(
             (each.flow, each.version)
             for each in submissions
@@ -111,18 +113,3 @@ class FlowStartRoutes:
         # Before the row, so that each reference in PostgreSQL has its object.
         inputs = await self._objects.check_in(start.inputs, namespace_of(start.name))
         return start if inputs is start.inputs else dataclasses.replace(start, inputs=inputs)
-
-    async def _insert(self, starts: list[FlowStart]) -> Sequence[Started | ValueRefused]:
-        return await self._batcher.submit(starts)
-
-
-def _read_entry(base: str, raw: Any) -> FlowSubmission | Invalid:
-    """A submission, or all its faults, whose pointers begin with `base`."""
-    if isinstance(raw, Unreadable):
-        return InvalidRecord(raw.fault.reason, pointer=base)
-    try:
-        return FlowSubmission.from_wire(raw)
-    except Invalid as error:
-        # `from_wire` stops at the first fault; the answer has all.
-        found: Sequence[Invalid] = problems(raw, FLOW_SCHEMA) or [error]
-        return one_or_all([with_base(base, fault) for fault in found])

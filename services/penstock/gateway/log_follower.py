@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -79,29 +80,31 @@ class Follower:
                 events.extend(self._events(chunk))
                 if not last and len(events) > _EVENTS:
                     await self._write(events)
-            while reader.offset < end and self._is_open:
-                if not self._take(reader, events):
-                    return await self._close("behind", {"message": "reconnect to read on"})
-                await reader.wait(WAIT_S)
-            await self._write(events)
-            return await self._follow(reader)
+            with suppress(FellBehind):
+                while reader.offset < end and self._is_open:
+                    self._take(reader, events)
+                    await reader.wait(WAIT_S)
+                await self._write(events)
+                if (ended := await self._follow(reader)) is not None:
+                    return await self._close("end", ended)
+            return await self._close("behind", {"message": "reconnect to read on"})
 
-    async def _follow(self, reader: TailReader) -> web.StreamResponse:
+    async def _follow(self, reader: TailReader) -> dict[str, Any] | None:
+        """Writes new lines; returns how the log has ended, or None when the gateway stops."""
         events: deque[bytes] = deque()
         while self._is_open:
-            if not self._take(reader, events):
-                return await self._close("behind", {"message": "reconnect to read on"})
+            self._take(reader, events)
             await self._write(events)
             if await self._is_over():
                 state = state_of(self._row, *self._attempt, ended=None)
                 message = None
                 if not self._all_ended and (self._cursors.following or state["state"] == "lost"):
                     message = LOST if state["state"] == "lost" else UNFINISHED
-                return await self._close("end", {**state, "message": message})
+                return {**state, "message": message}
             if _now_s() - self._written_s >= KEEP_ALIVE_S:
                 await self._write(deque([b": waiting\n\n"]))
             await reader.wait(WAIT_S)
-        return await self._close("behind", {"message": "reconnect to read on"})
+        return None
 
     @property
     def _is_open(self) -> bool:
@@ -130,15 +133,11 @@ class Follower:
         patience_s = LAST_LINES_S if self._cursors.following else WAIT_S
         return self._all_ended or now_s - self._over_since_s >= patience_s
 
-    def _take(self, reader: TailReader, events: deque[bytes]) -> bool:
-        """Adds what was read; returns False when the reader fell behind."""
-        try:
-            for chunk in reader.take():
-                if is_wanted(chunk, self._row["id"], self._attempt):
-                    events.extend(self._events(chunk))
-        except FellBehind:
-            return False
-        return True
+    def _take(self, reader: TailReader, events: deque[bytes]) -> None:
+        """Adds what was read; raises `FellBehind` when the reader fell behind."""
+        for chunk in reader.take():
+            if is_wanted(chunk, self._row["id"], self._attempt):
+                events.extend(self._events(chunk))
 
     def _events(self, chunk: Chunk) -> list[bytes]:
         if not self._lines.wants_run(chunk.run.run):

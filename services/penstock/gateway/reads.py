@@ -18,7 +18,7 @@ async def reads_middleware(request: web.Request, handler: Handler) -> web.Stream
     A route of GET without a name or id in its path lists, and may take long.
     """
     route = route_of(request)
-    if route is None or RULES[route].action is not Action.READ:
+    if route is None or RULES[route] is not Action.READ:
         return await handler(request)
     with reading(grant_of(request).actor, lists=route.startswith("GET ") and "{" not in route):
         return await handler(request)

@@ -3,108 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from aiohttp import web
 
 from penstock.core.access import Action
 from penstock.errors import CannotStart
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """The requirements of a route.
-
-    Attributes:
-        action: the action that a role must permit; None for an open route: probes, pages without
-            data of the deployment, and public keys.
-    """
-
-    action: Action | None
-
-
-_OPEN = Rule(None)
-_READ = Rule(Action.READ)
-_OPERATE = Rule(Action.OPERATE)
-
-RULES: Mapping[str, Rule] = {
-    "POST /tasks": Rule(Action.SUBMIT),
-    "GET /tasks": _READ,
-    "POST /tasks/states": _READ,
-    "POST /tasks/ended": _READ,
-    "POST /tasks/progress": _READ,
-    "POST /tasks/cancel": _OPERATE,
-    "GET /tasks/{id}": _READ,
-    "GET /tasks/{id}/why": _READ,
-    "GET /tasks/{id}/logs": _READ,
-    "GET /tasks/{id}/logs/{step}/{attempt}": _READ,
-    "DELETE /tasks/{id}/logs": _OPERATE,
-    "POST /logs": Rule(Action.WORK),
-    "POST /tasks/{id}/cancel": _OPERATE,
-    "GET /backlog": _READ,
-    "GET /owners": _READ,
-    "GET /workers": _READ,
-    "GET /types": _READ,
-    "GET /types/{name}": _READ,
-    "POST /types": Rule(Action.CONFIGURE),
+# The action that a role must permit; None for an open route: probes, pages without data of the
+# deployment, and public keys.
+RULES: Mapping[str, Action | None] = {
+    "POST /tasks": Action.SUBMIT,
+    "GET /tasks": Action.READ,
+    "POST /tasks/states": Action.READ,
+    "POST /tasks/ended": Action.READ,
+    "POST /tasks/progress": Action.READ,
+    "POST /tasks/cancel": Action.OPERATE,
+    "GET /tasks/{id}": Action.READ,
+    "GET /tasks/{id}/why": Action.READ,
+    "GET /tasks/{id}/logs": Action.READ,
+    "GET /tasks/{id}/logs/{step}/{attempt}": Action.READ,
+    "DELETE /tasks/{id}/logs": Action.OPERATE,
+    "POST /logs": Action.WORK,
+    "POST /tasks/{id}/cancel": Action.OPERATE,
+    "GET /backlog": Action.READ,
+    "GET /owners": Action.READ,
+    "GET /workers": Action.READ,
+    "GET /types": Action.READ,
+    "GET /types/{name}": Action.READ,
+    "POST /types": Action.CONFIGURE,
     # Pausing and limiting; changes of other settings need `configure` (`gateway.types`).
-    "PATCH /types/{name}": _OPERATE,
-    "POST /flow-definitions": Rule(Action.CONFIGURE),
-    "GET /flow-definitions": _READ,
-    "GET /flow-definitions/{name}": _READ,
-    "GET /flow-definitions/{name}/versions/{version}": _READ,
-    "POST /flows": Rule(Action.SUBMIT),
-    "POST /events/{name}": Rule(Action.SUBMIT),
-    "GET /types/{name}/keys": _READ,
-    "POST /types/{name}/keys": _OPERATE,
-    "POST /types/{name}/keys/reset": _OPERATE,
-    "GET /targets": _READ,
-    "POST /targets/disable": _OPERATE,
-    "POST /targets/enable": _OPERATE,
-    "POST /targets/limit": _OPERATE,
-    "GET /targets/secrets": _READ,
-    "POST /targets/secrets": Rule(Action.CONFIGURE),
-    "POST /targets/secrets/reencrypt": Rule(Action.CONFIGURE),
-    "POST /targets/secrets/{id}/rotate": Rule(Action.CONFIGURE),
-    "DELETE /targets/secrets/{id}": Rule(Action.CONFIGURE),
+    "PATCH /types/{name}": Action.OPERATE,
+    "POST /flow-definitions": Action.CONFIGURE,
+    "GET /flow-definitions": Action.READ,
+    "GET /flow-definitions/{name}": Action.READ,
+    "GET /flow-definitions/{name}/versions/{version}": Action.READ,
+    "POST /flows": Action.SUBMIT,
+    "POST /events/{name}": Action.SUBMIT,
+    "GET /types/{name}/keys": Action.READ,
+    "POST /types/{name}/keys": Action.OPERATE,
+    "POST /types/{name}/keys/reset": Action.OPERATE,
+    "GET /targets": Action.READ,
+    "POST /targets/disable": Action.OPERATE,
+    "POST /targets/enable": Action.OPERATE,
+    "POST /targets/limit": Action.OPERATE,
+    "GET /targets/secrets": Action.READ,
+    "POST /targets/secrets": Action.CONFIGURE,
+    "POST /targets/secrets/reencrypt": Action.CONFIGURE,
+    "POST /targets/secrets/{id}/rotate": Action.CONFIGURE,
+    "DELETE /targets/secrets/{id}": Action.CONFIGURE,
     # Receivers of callbacks have no credentials, and the keys are public.
-    "GET /targets/public-keys": _OPEN,
-    "GET /callbacks": _READ,
-    "POST /callbacks/replay": _OPERATE,
-    "POST /operations": _OPERATE,
-    "GET /operations": _READ,
-    "GET /operations/{id}": _READ,
-    "POST /operations/{id}/stop": _OPERATE,
-    "GET /flows": _READ,
-    "POST /flows/operations": _OPERATE,
-    "GET /flows/{id}": _READ,
-    "GET /flows/{id}/nodes/{node}": _READ,
-    "GET /flows/{id}/why": _READ,
-    "POST /flows/{id}/pause": _OPERATE,
-    "POST /flows/{id}/resume": _OPERATE,
-    "POST /flows/{id}/cancel": _OPERATE,
-    "POST /flows/{id}/recover": _OPERATE,
-    "POST /flows/{id}/rerun": _OPERATE,
-    "PUT /schedules/{name}": Rule(Action.CONFIGURE),
-    "GET /schedules": _READ,
-    "GET /schedules/{name}": _READ,
-    "DELETE /schedules/{name}": Rule(Action.CONFIGURE),
-    "POST /schedules/{name}/pause": _OPERATE,
-    "POST /schedules/{name}/resume": _OPERATE,
-    "GET /schedules/{name}/ticks": _READ,
-    "GET /schedules/{name}/skips": _READ,
-    "POST /schedules/{name}/backfill": _OPERATE,
-    "GET /backfills": _READ,
-    "GET /backfills/{id}": _READ,
-    "POST /backfills/{id}/stop": _OPERATE,
-    "POST /hold_task": Rule(Action.WORK),
-    "POST /set_task": Rule(Action.WORK),
-    "GET /": _OPEN,
-    "GET /docs": _OPEN,
-    "GET /openapi.json": _OPEN,
-    "GET /healthz": _OPEN,
-    "GET /livez": _OPEN,
-    "GET /readyz": _OPEN,
+    "GET /targets/public-keys": None,
+    "GET /callbacks": Action.READ,
+    "POST /callbacks/replay": Action.OPERATE,
+    "POST /operations": Action.OPERATE,
+    "GET /operations": Action.READ,
+    "GET /operations/{id}": Action.READ,
+    "POST /operations/{id}/stop": Action.OPERATE,
+    "GET /flows": Action.READ,
+    "POST /flows/operations": Action.OPERATE,
+    "GET /flows/{id}": Action.READ,
+    "GET /flows/{id}/nodes/{node}": Action.READ,
+    "GET /flows/{id}/why": Action.READ,
+    "POST /flows/{id}/pause": Action.OPERATE,
+    "POST /flows/{id}/resume": Action.OPERATE,
+    "POST /flows/{id}/cancel": Action.OPERATE,
+    "POST /flows/{id}/recover": Action.OPERATE,
+    "POST /flows/{id}/rerun": Action.OPERATE,
+    "PUT /schedules/{name}": Action.CONFIGURE,
+    "GET /schedules": Action.READ,
+    "GET /schedules/{name}": Action.READ,
+    "DELETE /schedules/{name}": Action.CONFIGURE,
+    "POST /schedules/{name}/pause": Action.OPERATE,
+    "POST /schedules/{name}/resume": Action.OPERATE,
+    "GET /schedules/{name}/ticks": Action.READ,
+    "GET /schedules/{name}/skips": Action.READ,
+    "POST /schedules/{name}/backfill": Action.OPERATE,
+    "GET /backfills": Action.READ,
+    "GET /backfills/{id}": Action.READ,
+    "POST /backfills/{id}/stop": Action.OPERATE,
+    "POST /hold_task": Action.WORK,
+    "POST /set_task": Action.WORK,
+    "GET /": None,
+    "GET /docs": None,
+    "GET /openapi.json": None,
+    "GET /healthz": None,
+    "GET /livez": None,
+    "GET /readyz": None,
 }
 
 

@@ -27,16 +27,16 @@ from penstock.gateway.paging import id_cursor, page_size, respond_page
 from penstock.gateway.schedule_settings import own_faults, settings_of, start_faults
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import require_own_name, visible_name, visible_namespaces
-from penstock.http.problems import BadParameter
 from penstock.http.server import (
     integer_parameter,
+    moment_parameter,
     refuse_unknown_parameters,
     respond,
     text_parameter,
 )
 from penstock.postgres import schedules
-from penstock.postgres.connection import translated
 from penstock.postgres.flow_definitions import DefinitionCache, Reached
+from penstock.postgres.queries import transaction
 from penstock.postgres.schedule_rows import Schedule, Settings
 
 # Most ticks of a preview.
@@ -91,28 +91,27 @@ class ScheduleRoutes:
             is_named = "flow" in raw and all(fault.pointer != "/flow" for fault in faults)
             reached = await self._reach(raw, grant, self._pool) if is_named else Reached()
             raise one_or_all([*faults, *start_faults(name, raw, datetime.now(UTC), reached)])
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                existing = await schedules.locked(connection, name)
-                settings = settings_of(name, raw, existing)
-                now = existing.now if existing else await schedules.clock(connection)
-                position = now if existing is None or _restarts(existing, settings) else existing.position
-                next_tick = parse_cron(settings.cron, settings.zone).first_after(position)
-                reached = await self._reach(raw, grant, connection)
-                # As at a tick: the definition exists, and the inputs fit.
-                faults = start_faults(name, raw, next_tick or now, reached)
-                if next_tick is None:
-                    faults.append(
-                        InvalidRecord("no day within fifty years matches: it never runs", pointer="/cron")
-                    )
-                if faults:
-                    raise one_or_all(faults)
-                assert next_tick is not None
-                if existing is not None and _restarts(existing, settings):
-                    await _record_pause(connection, existing, now)
-                stored = await schedules.put(
-                    connection, settings, position=position, next_tick=next_tick, actor=grant.actor or None
+        async with transaction(self._pool) as connection:
+            existing = await schedules.locked(connection, name)
+            settings = settings_of(name, raw, existing)
+            now = existing.now if existing else await schedules.clock(connection)
+            position = now if existing is None or _restarts(existing, settings) else existing.position
+            next_tick = parse_cron(settings.cron, settings.zone).first_after(position)
+            reached = await self._reach(raw, grant, connection)
+            # As at a tick: the definition exists, and the inputs fit.
+            faults = start_faults(name, raw, next_tick or now, reached)
+            if next_tick is None:
+                faults.append(
+                    InvalidRecord("no day within fifty years matches: it never runs", pointer="/cron")
                 )
+            if faults:
+                raise one_or_all(faults)
+            assert next_tick is not None
+            if existing is not None and _restarts(existing, settings):
+                await _record_pause(connection, existing, now)
+            stored = await schedules.put(
+                connection, settings, position=position, next_tick=next_tick, actor=grant.actor or None
+            )
         _note(request, existing, stored)
         headers = {"Location": f"/schedules/{name}"}
         return respond(stored.to_wire(), 200 if existing else 201, headers)
@@ -148,10 +147,9 @@ class ScheduleRoutes:
         removed = False
         if grant.covers(name) and "\0" not in name:
             removed_by = grant.actor or "removal of the schedule"
-            with translated():
-                async with self._pool.acquire() as connection, connection.transaction():
-                    existing = await schedules.locked(connection, name)
-                    removed = await schedules.remove(connection, name, removed_by)
+            async with transaction(self._pool) as connection:
+                existing = await schedules.locked(connection, name)
+                removed = await schedules.remove(connection, name, removed_by)
             if removed:
                 _note(request, existing, None)
         return respond({"name": name, "removed": removed})
@@ -167,20 +165,19 @@ class ScheduleRoutes:
     async def _set_paused(self, request: web.Request, *, paused: bool) -> web.Response:
         refuse_unknown_parameters(request)
         name = visible_name(request, _not_found)
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                schedule = await schedules.locked(connection, name)
-                if schedule is None:
-                    raise _not_found(name)
-                before, position, next_tick = schedule, schedule.position, schedule.next_tick
-                if schedule.settings.paused and not paused:
-                    await _record_pause(connection, schedule, schedule.now)
-                    position = schedule.now
-                    next_tick = ticks_of(schedule).first_after(position)
-                if schedule.settings.paused != paused:
-                    schedule = await schedules.set_paused(
-                        connection, name, paused=paused, position=position, next_tick=next_tick
-                    )
+        async with transaction(self._pool) as connection:
+            schedule = await schedules.locked(connection, name)
+            if schedule is None:
+                raise _not_found(name)
+            before, position, next_tick = schedule, schedule.position, schedule.next_tick
+            if schedule.settings.paused and not paused:
+                await _record_pause(connection, schedule, schedule.now)
+                position = schedule.now
+                next_tick = ticks_of(schedule).first_after(position)
+            if schedule.settings.paused != paused:
+                schedule = await schedules.set_paused(
+                    connection, name, paused=paused, position=position, next_tick=next_tick
+                )
         _note(request, before, schedule)
         return respond(schedule.to_wire())
 
@@ -189,7 +186,7 @@ class ScheduleRoutes:
         refuse_unknown_parameters(request, "count", "after")
         count = integer_parameter(request, "count", 10, low=1, high=MAX_PREVIEW)
         schedule = await visible_schedule(request, self._pool)
-        after = _moment(request, "after") or await schedules.clock(self._pool)
+        after = moment_parameter(request, "after") or await schedules.clock(self._pool)
         zone = ZoneInfo(schedule.settings.zone)
         found = await asyncio.to_thread(lambda: list(islice(ticks_of(schedule).after(after), count)))
         return respond(
@@ -256,18 +253,6 @@ async def _record_pause(
 def ticks_of(schedule: Schedule) -> Ticks:
     """The ticks of a stored schedule."""
     return parse_cron(schedule.settings.cron, schedule.settings.zone)
-
-
-def _moment(request: web.Request, name: str) -> datetime | None:
-    text = text_parameter(request, name)
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-        # The conversion to UTC may exceed the years that datetime has.
-        return moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise BadParameter("must be a moment such as 2026-11-23T06:00:00Z", parameter=name) from None
 
 
 def _not_found(name: str) -> NotFound:

@@ -8,10 +8,34 @@ from urllib.parse import urlsplit
 from penstock.core.access import Role
 from penstock.core.hosts import is_loopback
 from penstock.http.connection_guard import ConnectionLimits
-from penstock.settings import Metered, Platform, Sealing, option
+from penstock.settings import Metered, Platform, Sealing, option, port_faults
 
 # Bodies of the largest size that may be in memory at once.
 _BODIES = 16
+
+_BOUNDS = (
+    ("gateway_batch_limit", 1, 10_000),
+    ("gateway_clients", 1, 1_000_000),
+    ("gateway_type_partitions", 1, 1_000),
+    ("gateway_audit_days", 1, 36_500),
+)
+_LEAST = {
+    # A single context may be 900,000 bytes.
+    "gateway_body_limit_bytes": 1_000_000,
+    "gateway_connections": 2,
+    "gateway_read_connections": 2,
+    "gateway_address_clients": 1,
+    "gateway_namespace_types": 1,
+    "gateway_buffer": 1,
+    "gateway_key_rate": 0,
+}
+_ABOVE_0 = ("gateway_submit_wait_s", "gateway_give_back_s", "gateway_linger_s")
+_AT_LEAST = (
+    ("gateway_queue_bytes", "gateway_body_limit_bytes"),
+    ("gateway_submit_bytes", "gateway_body_limit_bytes"),
+    ("gateway_submit_rows", "gateway_batch_limit"),
+    ("gateway_clients", "gateway_address_clients"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,65 +148,15 @@ class GatewaySettings(Platform, Metered, Sealing):
 
     def validate(self) -> list[str]:
         """Limits must fit together, and a gateway on the network must authenticate requests."""
-        problems = (
-            super().validate() + self._auth_problems() + self._type_problems() + self._client_problems()
-        )
-        if not 0 <= self.gateway_port <= 65_535:
-            problems.append(f"gateway_port={self.gateway_port} must be from 0 to 65535")
-        if not 1 <= self.gateway_batch_limit <= 10_000:
-            problems.append(f"gateway_batch_limit={self.gateway_batch_limit} must be from 1 to 10000")
-        if self.gateway_body_limit_bytes < 1_000_000:
-            problems.append(
-                f"gateway_body_limit_bytes={self.gateway_body_limit_bytes} must be at least 1000000: "
-                "a single context may be 900000 bytes"
-            )
-        if self.gateway_queue_bytes < self.gateway_body_limit_bytes:
-            problems.append(
-                f"gateway_queue_bytes={self.gateway_queue_bytes} must be at least "
-                f"gateway_body_limit_bytes={self.gateway_body_limit_bytes}"
-            )
-        if self.gateway_submit_rows < self.gateway_batch_limit:
-            problems.append(
-                f"gateway_submit_rows={self.gateway_submit_rows} must be at least "
-                f"gateway_batch_limit={self.gateway_batch_limit}"
-            )
-        if self.gateway_submit_bytes < self.gateway_body_limit_bytes or self.gateway_submit_wait_s <= 0:
-            problems.append(
-                f"gateway_submit_bytes={self.gateway_submit_bytes} must be at least "
-                f"gateway_body_limit_bytes={self.gateway_body_limit_bytes}, "
-                f"gateway_submit_wait_s={self.gateway_submit_wait_s} above 0"
-            )
-        if self.gateway_connections < 2 or self.gateway_read_connections < 2:
-            problems.append(
-                f"gateway_connections={self.gateway_connections} and "
-                f"gateway_read_connections={self.gateway_read_connections} must be at least 2"
-            )
-        if self.gateway_give_back_s <= 0:
-            problems.append(f"gateway_give_back_s={self.gateway_give_back_s} must be above 0")
-        if self.gateway_buffer < 1 or self.gateway_linger_s <= 0:
-            problems.append(
-                f"gateway_buffer={self.gateway_buffer} and gateway_linger_s={self.gateway_linger_s} "
-                "must be above 0"
-            )
+        problems = super().validate() + self._auth_problems()
+        problems += port_faults("gateway_port", self.gateway_port)
+        problems += self._bound_problems(_LEAST, _ABOVE_0, _BOUNDS)
+        problems += [
+            f"{larger}={getattr(self, larger)} must be at least {smaller}={getattr(self, smaller)}"
+            for larger, smaller in _AT_LEAST
+            if getattr(self, larger) < getattr(self, smaller)
+        ]
         return problems
-
-    def _client_problems(self) -> list[str]:
-        if 1 <= self.gateway_address_clients <= self.gateway_clients <= 1_000_000:
-            return []
-        problem = (
-            f"gateway_clients={self.gateway_clients} must be from 1 to 1000000, and "
-            f"gateway_address_clients={self.gateway_address_clients} from 1 to gateway_clients"
-        )
-        return [problem]
-
-    def _type_problems(self) -> list[str]:
-        if self.gateway_namespace_types >= 1 and 1 <= self.gateway_type_partitions <= 1_000:
-            return []
-        problem = (
-            f"gateway_namespace_types={self.gateway_namespace_types} must be at least 1, "
-            f"gateway_type_partitions={self.gateway_type_partitions} from 1 to 1000"
-        )
-        return [problem]
 
     def _auth_problems(self) -> list[str]:
         kinds = self.auth_kinds
@@ -209,11 +183,6 @@ class GatewaySettings(Platform, Metered, Sealing):
             for pair in self.oidc_roles
             if not pair.rpartition("=")[0] or pair.rpartition("=")[2] not in frozenset(Role)
         ]
-        if self.gateway_key_rate < 0 or not 1 <= self.gateway_audit_days <= 36_500:
-            problems.append(
-                f"gateway_key_rate={self.gateway_key_rate} must not be negative, "
-                f"gateway_audit_days={self.gateway_audit_days} must be from 1 to 36500"
-            )
         return problems
 
 

@@ -31,7 +31,7 @@ from penstock.http.server import (
     text_parameter,
 )
 from penstock.postgres import targets
-from penstock.postgres.connection import translated
+from penstock.postgres.queries import transaction
 from penstock.postgres.types import TypeCache
 
 STATES = ("normal", "abnormal", "disabled")
@@ -125,11 +125,10 @@ class TargetRoutes:
     @asynccontextmanager
     async def _changing(self, request: web.Request, target: TargetId) -> AsyncIterator[Any]:
         """Yields a connection in a transaction; notes how the target changed in it."""
-        with translated():
-            async with self._pool.acquire() as connection, connection.transaction():
-                before = await targets.settings(connection, target)
-                yield connection
-                after = await targets.settings(connection, target)
+        async with transaction(self._pool) as connection:
+            before = await targets.settings(connection, target)
+            yield connection
+            after = await targets.settings(connection, target)
         observer(request, namespace=target.namespace, url=target.url)(before, after)
 
     async def _read_body(self, request: web.Request, schema: str) -> tuple[dict[str, Any], TargetId]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
@@ -14,16 +13,13 @@ from aiohttp import web
 from penstock import tracing
 from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.context_digest import with_digest
-from penstock.contracts.parsing import Unreadable
 from penstock.contracts.submission import Submission
-from penstock.contracts.validation import problems
 from penstock.core.access import Grant, namespace_of
 from penstock.core.task import FINAL, State
 from penstock.errors import (
     Conflict,
     IdempotencyConflict,
     Invalid,
-    InvalidRecord,
     NotFound,
     Throttled,
     UnknownType,
@@ -33,10 +29,10 @@ from penstock.gateway import views
 from penstock.gateway.access import grant_of, visible_types
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.batcher import SubmissionBatcher
-from penstock.gateway.bodies import read_entries, read_ids
+from penstock.gateway.bodies import read_ids
 from penstock.gateway.changes import note
 from penstock.gateway.end_listener import EndListener
-from penstock.gateway.entries import EntryKind, Outcome, answer, one_or_all, settle, with_base
+from penstock.gateway.entries import EntryKind, Outcome, admitted, answer, read_entry, settle
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submission_limiter import SubmissionLimiter
@@ -45,7 +41,6 @@ from penstock.http.preferences import applied, preferred_wait_s
 from penstock.http.problems import BadParameter
 from penstock.http.server import (
     MAX_ID,
-    body_bytes,
     choice_parameter,
     integer_parameter,
     moment_parameter,
@@ -112,11 +107,7 @@ class TaskRoutes:
 
     async def submit(self, request: web.Request) -> web.Response:
         """POST /tasks: an object is one task; an array is a batch, whose tasks are judged alone."""
-        refuse_unknown_parameters(request)
-        self._limiter.require_room()
-        raw = await read_entries(request, "")
-        rows = len(raw) if isinstance(raw, list) else 1
-        with self._limiter.reserve(rows, body_bytes(request)):
+        async with admitted(request, self._limiter) as (raw, rows):
             parent = request.headers.get(tracing.TRACEPARENT)
             with tracing.span("submit", parent, kind="server", root=True, tasks=rows) as span:
                 traceparent = span.traceparent if span else None
@@ -129,7 +120,9 @@ class TaskRoutes:
 
     async def _read(self, entries: list[tuple[str, Any]], grant: Grant) -> list[Submission | Invalid]:
         """The submission of each entry, or its faults, whose pointers begin with its place."""
-        outcomes = [_read_entry(base, raw) for base, raw in entries]
+        outcomes: list[Submission | Invalid] = [
+            read_entry(base, raw, Submission.from_wire, "submitted") for base, raw in entries
+        ]
         names = {outcome.type for outcome in outcomes if isinstance(outcome, Submission)}
         if names:
             await self._load_types(names)
@@ -225,7 +218,7 @@ class TaskRoutes:
         found = await task_search.find(
             self._pool,
             type_name=text_parameter(request, "type"),
-            states=_read_states(request),
+            states=read_words(request, "state", tuple(State)),
             stage=text_parameter(request, "stage"),
             labels=read_labels(request),
             idempotency_key=text_parameter(request, "idempotency_key"),
@@ -316,27 +309,19 @@ class TaskRoutes:
         )
 
 
-def _read_entry(base: str, raw: Any) -> Submission | Invalid:
-    """A submission, or all its faults, whose pointers begin with `base`."""
-    if isinstance(raw, Unreadable):
-        return InvalidRecord(raw.fault.reason, pointer=base)
-    try:
-        return Submission.from_wire(raw)
-    except Invalid as error:
-        # `from_wire` stops at the first fault; the answer has all.
-        found: Sequence[Invalid] = problems(raw, "submitted") or [error]
-        return one_or_all([with_base(base, fault) for fault in found])
+def id_of(request: web.Request, noun: str = "task") -> int:
+    """The id in the path of a request.
 
-
-def id_of(request: web.Request) -> int:
-    """The task id in the path of a request.
+    Args:
+        request: to a route with an id.
+        noun: of what has the id.
 
     Raises:
         NotFound: it is larger than any id.
     """
     text = request.match_info["id"]
     if len(text) > 19 or int(text) > MAX_ID:
-        raise NotFound(f"there is no task {text[:40]}")
+        raise NotFound(f"there is no {noun} {text[:40]}")
     return int(text)
 
 
@@ -344,12 +329,17 @@ def _participle(state: str) -> str:
     return {"quarantined": "been quarantined"}.get(state, state)
 
 
-def _read_states(request: web.Request) -> list[str]:
-    states = [state for text in request.query.getall("state", []) for state in text.split(",")]
-    for state in states:
-        if state not in frozenset(State):
-            raise BadParameter(f"must be of: {', '.join(State)}", parameter="state")
-    return states
+def read_words(request: web.Request, name: str, known: tuple[str, ...]) -> list[str]:
+    """The words of a request's parameters of this name, each with one or several of `known`.
+
+    Raises:
+        BadParameter: one is another word.
+    """
+    words = [word for text in request.query.getall(name, []) for word in text.split(",")]
+    for word in words:
+        if word not in known:
+            raise BadParameter(f"must be of: {', '.join(known)}", parameter=name)
+    return words
 
 
 def read_labels(request: web.Request) -> dict[str, str]:

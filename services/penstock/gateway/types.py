@@ -11,13 +11,13 @@ from aiohttp import web
 from penstock.contracts.task_type import TaskType, read_task_type
 from penstock.core.access import Action
 from penstock.core.changes import difference
-from penstock.errors import Forbidden, InvalidRecord, NotFound, PostgresUnavailable, SessionLost
+from penstock.errors import Forbidden, InvalidRecord, PostgresUnavailable, SessionLost
 from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
 from penstock.gateway.changes import note
 from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.visibility import require_own_name
+from penstock.gateway.visibility import require_own_name, visible_name
 from penstock.http.server import respond
 from penstock.postgres import types
 from penstock.postgres.session import Session, open_session
@@ -73,8 +73,7 @@ class TypeRoutes:
 
     async def change(self, request: web.Request) -> web.Response:
         """PATCH /types/{name}: fields that the body lacks stay as they are."""
-        name = request.match_info["name"]
-        _require_visible(request, name)
+        name = visible_name(request, types.not_found)
         raw = await read_json(request)
         conform_change(raw, "TaskTypeChange")
         immutable = next((field for field in _IMMUTABLE_FIELDS if field in raw), None)
@@ -109,17 +108,11 @@ class TypeRoutes:
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /types/{name}."""
-        name = request.match_info["name"]
-        _require_visible(request, name)
+        name = visible_name(request, types.not_found)
         task_type = (await types.all_types(self._pool)).get(name)
         if task_type is None:
-            raise NotFound(f"there is no task type {name!r}")
+            raise types.not_found(name)
         return respond(task_type.masked())
-
-
-def _require_visible(request: web.Request, name: str) -> None:
-    if not grant_of(request).covers(name):
-        raise NotFound(f"there is no task type {name!r}")
 
 
 def _observer(request: web.Request) -> types.Observer:

@@ -14,7 +14,6 @@ from typing import Any
 import asyncpg
 from aiohttp import web
 
-from penstock.errors import NotFound
 from penstock.gateway.access import grant_of
 from penstock.gateway.http_workers import HttpWorkers
 from penstock.gateway.paging import page_size
@@ -58,7 +57,7 @@ class ListWorkersRoutes:
         names = sorted(found for found in await types.all_types(self._pool) if covers(found))
         if name is not None:
             if name not in names:
-                raise NotFound(f"there is no task type {name!r}")
+                raise types.not_found(name)
             names = [name]
         left = [found for found in names if cursor is None or found > cursor]
         page = left[:size]

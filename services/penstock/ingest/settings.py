@@ -15,7 +15,4 @@ class IngestSettings(Platform):
 
     def validate(self) -> list[str]:
         """A batch has a record."""
-        problems = super().validate()
-        if self.ingest_batch < 1:
-            problems.append(f"ingest_batch={self.ingest_batch} must be at least 1")
-        return problems
+        return super().validate() + self._bound_problems({"ingest_batch": 1})

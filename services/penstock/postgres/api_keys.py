@@ -19,7 +19,7 @@ import asyncpg
 from penstock.core.access import ApiKey, Grant, Role, find_valid_key
 from penstock.errors import Conflict, NotFound, PostgresUnavailable, SessionLost
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow, fetchval
 from penstock.postgres.session import Session, open_session
 
 log = logging.getLogger(__name__)
@@ -50,17 +50,17 @@ async def create(
     Raises:
         PostgresUnavailable: the key may be inserted or not.
     """
-    with translated():
-        row: asyncpg.Record = await executor.fetchrow(
-            query("api_keys.create"),
-            key_id,
-            name,
-            digest,
-            role.value,
-            None if namespaces is None else sorted(namespaces),
-            rate,
-            expires_at,
-        )
+    [row] = await fetch(
+        executor,
+        "api_keys.create",
+        key_id,
+        name,
+        digest,
+        role.value,
+        None if namespaces is None else sorted(namespaces),
+        rate,
+        expires_at,
+    )
     return row
 
 
@@ -70,9 +70,7 @@ async def list_keys(executor: Any) -> list[asyncpg.Record]:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("api_keys.list"))
-    return rows
+    return await fetch(executor, "api_keys.list")
 
 
 async def rotate(
@@ -104,7 +102,7 @@ async def rotate(
     """
     with translated():
         async with connection.transaction():
-            old = await connection.fetchrow(query("api_keys.lock"), key_id)
+            old = await fetchrow(connection, "api_keys.lock", key_id)
             if old is None:
                 raise NotFound(f"there is no key {key_id!r}")
             now_at = await now(connection)
@@ -123,7 +121,7 @@ async def rotate(
                 rate=old["rate"],
                 expires_at=expires_at,
             )
-            replaced = await connection.fetchrow(query("api_keys.replace"), key_id, new_id, overlap_s)
+            replaced = await fetchrow(connection, "api_keys.replace", key_id, new_id, overlap_s)
             assert replaced is not None
             return new, replaced
 
@@ -134,8 +132,7 @@ async def now(executor: Any) -> datetime:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        at: datetime = await executor.fetchval(query("api_keys.now"))
+    at: datetime = await fetchval(executor, "api_keys.now")
     return at
 
 
@@ -146,11 +143,10 @@ async def revoke(executor: Any, key_id: str) -> bool:
         NotFound: there is no key with this id.
         PostgresUnavailable: the key may be revoked or not; repeating the call is safe.
     """
-    with translated():
-        if await executor.fetchrow(query("api_keys.revoke"), key_id) is not None:
-            return True
-        if await executor.fetchrow(query("api_keys.lock"), key_id) is None:
-            raise NotFound(f"there is no key {key_id!r}")
+    if await fetchrow(executor, "api_keys.revoke", key_id) is not None:
+        return True
+    if await fetchrow(executor, "api_keys.lock", key_id) is None:
+        raise NotFound(f"there is no key {key_id!r}")
     return False
 
 
@@ -182,7 +178,11 @@ class ApiKeyCache:
         self._use_recorded_at_s = float("-inf")
         self._changed = asyncio.Event()
 
-    def authenticate(self, token: str) -> Grant | None:
+    def accepts(self, token: str) -> bool:
+        """Whether a token has the form of an API key."""
+        return token.startswith("pk_")
+
+    async def authenticate(self, token: str) -> Grant | None:
         """The grant of a token; None when it belongs to no valid API key.
 
         Raises:
@@ -206,8 +206,7 @@ class ApiKeyCache:
             PostgresUnavailable: the database is unavailable; the cache is unchanged.
         """
         started_s = time.monotonic()
-        with translated():
-            self._replace(await self._pool.fetch(query("api_keys.valid")), started_s)
+        self._replace(await fetch(self._pool, "api_keys.valid"), started_s)
 
     def _replace(self, rows: Sequence[asyncpg.Record], started_s: float) -> None:
         if rows:

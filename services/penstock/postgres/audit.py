@@ -8,8 +8,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, fetchval
 
 # Time, actor, route, path, status, remote address, and the JSON text of what was changed.
 Entry = tuple[datetime, str, str, str, int, str | None, str | None]
@@ -22,8 +21,7 @@ async def write(executor: Any, entries: Iterable[Entry]) -> None:
         PostgresUnavailable: the entries may be inserted or not.
     """
     columns = [list(column) for column in zip(*entries, strict=True)]
-    with translated():
-        await executor.execute(query("audit.write"), *columns)
+    await execute(executor, "audit.write", *columns)
 
 
 async def prune(executor: Any, days: int, *, limit: int) -> int:
@@ -32,8 +30,7 @@ async def prune(executor: Any, days: int, *, limit: int) -> int:
     Raises:
         PostgresUnavailable: the rows may be removed or not.
     """
-    with translated():
-        return int(await executor.fetchval(query("audit.prune"), days, limit))
+    return int(await fetchval(executor, "audit.prune", days, limit))
 
 
 async def find(
@@ -44,6 +41,4 @@ async def find(
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("audit.list"), before, actor, limit)
-    return rows
+    return await fetch(executor, "audit.list", before, actor, limit)

@@ -11,7 +11,7 @@ import asyncpg
 
 from penstock.core.task import Priority
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, query
 
 # Most rows that one statement reads or changes.
 ROWS_PER_STATEMENT = 20_000
@@ -95,10 +95,7 @@ async def entries(
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await pool.fetch(
-            query("backlog.entries"), type_name, *(behind or (None, None, None)), limit, among
-        )
+    rows = await fetch(pool, "backlog.entries", type_name, *(behind or (None, None, None)), limit, among)
     return [BacklogEntry(**{**row, "priority": Priority(row["priority"])}) for row in rows]
 
 
@@ -114,8 +111,7 @@ async def fold(
         PostgresUnavailable: the changes may or may not be folded; the counts are right in both
             cases.
     """
-    with translated():
-        [row] = await pool.fetch(query("backlog.fold"), list(type_names), limit)
+    [row] = await fetch(pool, "backlog.fold", list(type_names), limit)
     return row["changes"], row["in_flight"]
 
 
@@ -126,8 +122,7 @@ async def delete_empty(pool: asyncpg.Pool[asyncpg.Record], type_names: Sequence[
         PostgresUnavailable: the counters may or may not be deleted; the counts are right in both
             cases.
     """
-    with translated():
-        await pool.execute(query("backlog.delete_empty"), list(type_names), ROWS_PER_STATEMENT)
+    await execute(pool, "backlog.delete_empty", list(type_names), ROWS_PER_STATEMENT)
 
 
 async def miscounted(pool: asyncpg.Pool[asyncpg.Record]) -> list[Miscount]:

@@ -10,8 +10,7 @@ from uuid import UUID, uuid4
 
 from penstock.contracts.callback_end import EndRecord
 from penstock.errors import RecordsRefused
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +66,8 @@ async def enqueue(connection: Any, rows: Sequence[OutboxRow]) -> None:
     Raises:
         PostgresUnavailable: nothing was written.
     """
-    with translated():
-        for row in rows:
-            await connection.execute(
-                query("callback_outbox.enqueue"), row.id, row.topic, row.keys, row.records
-            )
+    for row in rows:
+        await execute(connection, "callback_outbox.enqueue", row.id, row.topic, row.keys, row.records)
 
 
 async def unpublished(executor: Any, topic: str, *, age_s: float, limit: int) -> list[OutboxRow]:
@@ -80,8 +76,7 @@ async def unpublished(executor: Any, topic: str, *, age_s: float, limit: int) ->
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("callback_outbox.unpublished"), topic, age_s, limit)
+    rows = await fetch(executor, "callback_outbox.unpublished", topic, age_s, limit)
     return [OutboxRow(*row) for row in rows]
 
 
@@ -91,8 +86,7 @@ async def refused(executor: Any, topic: str, *, behind: UUID, limit: int) -> lis
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("callback_outbox.refused"), topic, behind, limit)
+    rows = await fetch(executor, "callback_outbox.refused", topic, behind, limit)
     return [OutboxRow(*row) for row in rows]
 
 
@@ -112,14 +106,14 @@ async def park(executor: Any, row: OutboxRow, error: RecordsRefused) -> None:
             "error": str(error),
         },
     )
-    with translated():
-        await executor.execute(
-            query("callback_outbox.park"),
-            row.id,
-            [row.keys[position] for position in positions],
-            [row.records[position] for position in positions],
-            error.records[positions[0]],
-        )
+    await execute(
+        executor,
+        "callback_outbox.park",
+        row.id,
+        [row.keys[position] for position in positions],
+        [row.records[position] for position in positions],
+        error.records[positions[0]],
+    )
 
 
 async def delete_published(executor: Any, ids: Sequence[UUID]) -> None:
@@ -129,5 +123,4 @@ async def delete_published(executor: Any, ids: Sequence[UUID]) -> None:
         PostgresUnavailable: they stay and are published again, which their ids make harmless.
     """
     if ids:
-        with translated():
-            await executor.execute(query("callback_outbox.delete_published"), list(ids))
+        await execute(executor, "callback_outbox.delete_published", list(ids))

@@ -11,8 +11,7 @@ import asyncpg
 from penstock.core.webhook_secrets import Scheme, Scope
 from penstock.crypto import Sealed, Sealer
 from penstock.errors import Conflict, NotFound
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow
 
 # Notified with a scope when one of its secrets has changed; `parse_notification` reads the payload.
 CHANNEL = "penstock_callback_secrets"
@@ -77,27 +76,25 @@ async def create(
         Conflict: the scope or the namespace has as many secrets as it may have.
         PostgresUnavailable: the secret may be inserted or not.
     """
-    with translated():
-        counts = await connection.fetchrow(query("callback_secrets.count"), *stored.scope)
-        if counts["of_scope"] >= MAX_OF_SCOPE:
-            raise Conflict(
-                f"{MAX_OF_SCOPE} secrets are valid already, and all of them sign: revoke one first"
-            )
-        if counts["of_namespace"] >= MAX_OF_NAMESPACE:
-            raise Conflict(
-                f"the namespace has {MAX_OF_NAMESPACE:,} secrets, which is the limit: revoke unused ones"
-            )
-        row: asyncpg.Record = await connection.fetchrow(
-            query("callback_secrets.create"),
-            stored.id,
-            *stored.scope,
-            stored.scheme.value,
-            *(stored.sealed or (None, None)),
-            stored.reference,
-            stored.public_key,
-            created_by,
-            wider_s,
+    [counts] = await fetch(connection, "callback_secrets.count", *stored.scope)
+    if counts["of_scope"] >= MAX_OF_SCOPE:
+        raise Conflict(f"{MAX_OF_SCOPE} secrets are valid already, and all of them sign: revoke one first")
+    if counts["of_namespace"] >= MAX_OF_NAMESPACE:
+        raise Conflict(
+            f"the namespace has {MAX_OF_NAMESPACE:,} secrets, which is the limit: revoke unused ones"
         )
+    [row] = await fetch(
+        connection,
+        "callback_secrets.create",
+        stored.id,
+        *stored.scope,
+        stored.scheme.value,
+        *(stored.sealed or (None, None)),
+        stored.reference,
+        stored.public_key,
+        created_by,
+        wider_s,
+    )
     return row
 
 
@@ -121,11 +118,7 @@ async def find(
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("callback_secrets.find"), namespaces, *after, url, limit
-        )
-    return rows
+    return await fetch(executor, "callback_secrets.find", namespaces, *after, url, limit)
 
 
 async def lock(connection: Any, secret_id: str) -> asyncpg.Record:
@@ -135,8 +128,7 @@ async def lock(connection: Any, secret_id: str) -> asyncpg.Record:
         NotFound: there is none.
         PostgresUnavailable: no server.
     """
-    with translated():
-        row: asyncpg.Record | None = await connection.fetchrow(query("callback_secrets.lock"), secret_id)
+    row: asyncpg.Record | None = await fetchrow(connection, "callback_secrets.lock", secret_id)
     if row is None:
         raise not_found(secret_id)
     return row
@@ -153,10 +145,7 @@ async def replace(connection: Any, secret_id: str, new_id: str, overlap_s: float
     Raises:
         PostgresUnavailable: the transaction has failed.
     """
-    with translated():
-        row: asyncpg.Record = await connection.fetchrow(
-            query("callback_secrets.replace"), secret_id, new_id, overlap_s
-        )
+    [row] = await fetch(connection, "callback_secrets.replace", secret_id, new_id, overlap_s)
     return row
 
 
@@ -166,8 +155,7 @@ async def revoke(executor: Any, secret_id: str) -> asyncpg.Record:
     Raises:
         PostgresUnavailable: the secret may be revoked or not.
     """
-    with translated():
-        row: asyncpg.Record = await executor.fetchrow(query("callback_secrets.revoke"), secret_id)
+    [row] = await fetch(executor, "callback_secrets.revoke", secret_id)
     return row
 
 
@@ -180,17 +168,13 @@ async def reseal_all(executor: Any, sealer: Sealer) -> int:
     """
     after, count = "", 0
     while True:
-        with translated():
-            rows = await executor.fetch(
-                query("callback_secrets.sealed_by_other_keys"), sealer.current_id, after, _RESEALED_AT_ONCE
-            )
+        rows = await fetch(
+            executor, "callback_secrets.sealed_by_other_keys", sealer.current_id, after, _RESEALED_AT_ONCE
+        )
         for row in rows:
             identity = stored_in(row).identity
             resealed = sealer.seal(sealer.open(Sealed(row["key_id"], row["sealed"]), identity), identity)
-            with translated():
-                changed = await executor.fetch(
-                    query("callback_secrets.reseal"), row["id"], row["sealed"], *resealed
-                )
+            changed = await fetch(executor, "callback_secrets.reseal", row["id"], row["sealed"], *resealed)
             count += len(changed)
         if len(rows) < _RESEALED_AT_ONCE:
             return count
@@ -203,13 +187,12 @@ async def of_scopes(executor: Any, scopes: Sequence[Scope]) -> list[asyncpg.Reco
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("callback_secrets.of_scopes"),
-            [scope.namespace for scope in scopes],
-            [scope.url for scope in scopes],
-        )
-    return rows
+    return await fetch(
+        executor,
+        "callback_secrets.of_scopes",
+        [scope.namespace for scope in scopes],
+        [scope.url for scope in scopes],
+    )
 
 
 async def with_targets(executor: Any, namespaces: Sequence[str]) -> set[str]:
@@ -218,8 +201,7 @@ async def with_targets(executor: Any, namespaces: Sequence[str]) -> set[str]:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("callback_secrets.with_targets"), list(namespaces))
+    rows = await fetch(executor, "callback_secrets.with_targets", list(namespaces))
     return {row["namespace"] for row in rows}
 
 
@@ -229,9 +211,7 @@ async def public_keys(executor: Any, scope: Scope) -> list[asyncpg.Record]:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("callback_secrets.public_keys"), *scope)
-    return rows
+    return await fetch(executor, "callback_secrets.public_keys", *scope)
 
 
 def stored_in(row: asyncpg.Record) -> Stored:

@@ -15,7 +15,7 @@ from penstock.core.target import TargetId
 from penstock.postgres import callback_outbox, targets
 from penstock.postgres.callback_outbox import OutboxRow
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, query
 from penstock.postgres.repeating import transacted
 from penstock.postgres.session import Session
 from penstock.postgres.targets import target_columns
@@ -102,8 +102,7 @@ async def claim(
     Raises:
         PostgresUnavailable: some may be claimed; those are attempted again after the horizon.
     """
-    with translated():
-        rows = await pool.fetch(query("callbacks.claim"), *_columns(attempts), horizon_s)
+    rows = await fetch(pool, "callbacks.claim", *_columns(attempts), horizon_s)
     return {(row["id"], row["attempt"] - 1): row["spent"] for row in rows}
 
 
@@ -115,8 +114,7 @@ async def claim_in_order(
     Raises:
         PostgresUnavailable: as `claim`.
     """
-    with translated():
-        rows = await pool.fetch(query("callbacks.claim_in_order"), *_columns(attempts), horizon_s)
+    rows = await fetch(pool, "callbacks.claim_in_order", *_columns(attempts), horizon_s)
     return Claims(
         granted={(row["id"], row["attempt"] - 1): row["spent"] for row in rows if row["waits"] is None},
         behind=[(row["id"], row["attempt"]) for row in rows if row["waits"] == "pending"],
@@ -133,8 +131,7 @@ async def requeue_unblocked(pool: asyncpg.Pool[asyncpg.Record], behind: Sequence
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
-    with translated():
-        rows = await pool.fetch(query("callbacks.requeue_unblocked"), *_columns(behind))
+    rows = await fetch(pool, "callbacks.requeue_unblocked", *_columns(behind))
     return bool(rows)
 
 
@@ -159,8 +156,7 @@ async def hold(
     """
     if diverted is None:
         diverted = [True] * len(attempts)
-    with translated():
-        await executor.execute(query("callbacks.hold"), *_columns(attempts), list(uncounted), list(diverted))
+    await execute(executor, "callbacks.hold", *_columns(attempts), list(uncounted), list(diverted))
 
 
 async def read_queued(executor: Any, target: TargetId, after: int, limit: int) -> list[tuple[int, Callback]]:
@@ -178,8 +174,7 @@ async def read_queued(executor: Any, target: TargetId, after: int, limit: int) -
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("callbacks.read_queued"), *target, after, limit)
+    rows = await fetch(executor, "callbacks.read_queued", *target, after, limit)
     return [(row["seq"], callback_in(row, target)) for row in rows]
 
 
@@ -196,13 +191,13 @@ async def drain_held(
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
-    with translated():
-        rows = await executor.fetch(
-            query("callbacks.drain_held"),
-            *target_columns(wanted),
-            list(wanted.values()),
-            [target not in queued for target in wanted],
-        )
+    rows = await fetch(
+        executor,
+        "callbacks.drain_held",
+        *target_columns(wanted),
+        list(wanted.values()),
+        [target not in queued for target in wanted],
+    )
     return {TargetId(row["namespace"], row["target"]): row["count"] for row in rows}
 
 
@@ -277,8 +272,7 @@ async def postpone(
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
-    with translated():
-        await pool.execute(query("callbacks.postpone"), *_columns(attempts), list(due_in_s), list(uncounted))
+    await execute(pool, "callbacks.postpone", *_columns(attempts), list(due_in_s), list(uncounted))
 
 
 async def notify_due(executor: Any, due_in_s: float) -> None:
@@ -287,8 +281,7 @@ async def notify_due(executor: Any, due_in_s: float) -> None:
     Raises:
         PostgresUnavailable: no notification was sent; the requeuer also polls from time to time.
     """
-    with translated():
-        await executor.execute(query("callbacks.notify_due"), str(due_in_s))
+    await execute(executor, "callbacks.notify_due", str(due_in_s))
 
 
 async def acquire_requeuer_lock(session: Session) -> bool:

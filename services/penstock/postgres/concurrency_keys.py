@@ -8,9 +8,9 @@ from typing import Any
 
 import asyncpg
 
-from penstock.errors import Conflict, NotFound
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.errors import Conflict
+from penstock.postgres import types
+from penstock.postgres.queries import fetch, fetchrow, transaction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,24 +51,24 @@ async def change(
         Conflict: the type's order of release excludes keys.
         PostgresUnavailable: the change may or may not be written.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            # A statement of its own: the next statement then sees what others wrote while this one
-            # waited.
-            if await connection.fetchrow(query("types.lock"), type_name) is None:
-                raise NotFound(f"there is no task type {type_name!r}")
-            before = await _one(connection, type_name, concurrency_key)
-            row: asyncpg.Record | None = await connection.fetchrow(
-                query("concurrency_keys.set"),
-                type_name,
-                concurrency_key,
-                wanted.paused,
-                wanted.weight,
-                wanted.max_in_flight,
-                wanted.sets_limit,
-            )
-            if observe is not None and row is not None:
-                observe(before, await _one(connection, type_name, concurrency_key))
+    async with transaction(pool) as connection:
+        # A statement of its own: the next statement then sees what others wrote while this one
+        # waited.
+        if await fetchrow(connection, "types.lock", type_name) is None:
+            raise types.not_found(type_name)
+        before = await _one(connection, type_name, concurrency_key)
+        row = await fetchrow(
+            connection,
+            "concurrency_keys.set",
+            type_name,
+            concurrency_key,
+            wanted.paused,
+            wanted.weight,
+            wanted.max_in_flight,
+            wanted.sets_limit,
+        )
+        if observe is not None and row is not None:
+            observe(before, await _one(connection, type_name, concurrency_key))
     if row is None:
         raise Conflict(
             f"type {type_name} has ageing_s or finish_first, which cannot be combined with settings of concurrency keys: "
@@ -88,18 +88,17 @@ async def reset(
     Raises:
         PostgresUnavailable: the settings may or may not be deleted.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            await connection.fetchrow(query("types.lock"), type_name)
-            before = await _one(connection, type_name, concurrency_key)
-            done = bool(await connection.fetch(query("concurrency_keys.reset"), type_name, concurrency_key))
-            if observe is not None and done:
-                observe(before, None)
-            return done
+    async with transaction(pool) as connection:
+        await fetchrow(connection, "types.lock", type_name)
+        before = await _one(connection, type_name, concurrency_key)
+        done = bool(await fetch(connection, "concurrency_keys.reset", type_name, concurrency_key))
+        if observe is not None and done:
+            observe(before, None)
+        return done
 
 
 async def _one(connection: Any, type_name: str, concurrency_key: str) -> dict[str, Any] | None:
-    rows = await connection.fetch(query("concurrency_keys.find"), type_name, "", 1, concurrency_key)
+    rows = await fetch(connection, "concurrency_keys.find", type_name, "", 1, concurrency_key)
     return {name: rows[0][name] for name in SETTINGS} if rows else None
 
 
@@ -116,8 +115,4 @@ async def find(
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await pool.fetch(
-            query("concurrency_keys.find"), type_name, after, limit, concurrency_key
-        )
-    return rows
+    return await fetch(pool, "concurrency_keys.find", type_name, after, limit, concurrency_key)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.postgres.connection import close, connect, translated
-from penstock.postgres.queries import query
+from penstock.postgres.connection import close, connect
+from penstock.postgres.queries import fetchval
 
 
 async def deployment_id(executor: Any) -> str:
@@ -14,8 +14,7 @@ async def deployment_id(executor: Any) -> str:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        found: str = await executor.fetchval(query("deployment.id"))
+    found: str = await fetchval(executor, "deployment.id")
     return found
 
 

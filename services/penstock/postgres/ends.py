@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch
 
 # Its payloads are ids of tasks and flows, separated by spaces.
 CHANNEL = "penstock_ended"
@@ -18,6 +17,5 @@ async def unfinished(executor: Any, ids: Collection[int]) -> set[int]:
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    with translated():
-        rows = await executor.fetch(query("ends.unfinished"), list(ids))
+    rows = await fetch(executor, "ends.unfinished", list(ids))
     return {row["id"] for row in rows}

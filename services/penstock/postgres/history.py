@@ -16,8 +16,7 @@ import orjson
 
 from penstock.core.history import Part, span_of
 from penstock.errors import LockConflict, PostgresUnavailable
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchval
 from penstock.postgres.session import Session
 
 _MOMENTS = ("started_at", "finished_at", "due_at", "created_at", "updated_at", "tick")
@@ -106,9 +105,7 @@ async def parts(executor: Any, *, dropped: bool = False, limit: int = _ALL) -> l
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("history.parts"), dropped, limit)
-    return rows
+    return await fetch(executor, "history.parts", dropped, limit)
 
 
 def part_of(row: Mapping[str, Any] | asyncpg.Record) -> Part:
@@ -215,8 +212,7 @@ async def movable(
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        row = await executor.fetchrow(query("history.movable"), before, limit)
+    [row] = await fetch(executor, "history.movable", before, limit)
     return row["tasks"], row["first"], row["last"]
 
 
@@ -226,8 +222,7 @@ async def now(executor: Any) -> datetime:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        moment: datetime = await executor.fetchval(query("history.now"))
+    moment: datetime = await fetchval(executor, "history.now")
     return moment
 
 

@@ -11,7 +11,7 @@ import asyncpg
 from penstock.core.position import Position, Start, StartReason
 from penstock.errors import SessionLost
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, query
 
 # A position as it is stored: the next offset, and the identity of its log.
 Stored = tuple[int, str | None]
@@ -68,8 +68,7 @@ async def stored(executor: Any, topic: str, partitions: Collection[int]) -> dict
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("release.ingest_offsets"), topic, list(partitions))
+    rows = await fetch(executor, "release.ingest_offsets", topic, list(partitions))
     return {row["partition"]: (row["next_offset"], row["identity"]) for row in rows}
 
 
@@ -79,8 +78,7 @@ async def stored_all(executor: Any, topic: str) -> dict[int, Stored]:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("checks.ingested"), topic)
+    rows = await fetch(executor, "checks.ingested", topic)
     return {row["partition"]: (row["next_offset"], row["identity"]) for row in rows}
 
 

@@ -10,7 +10,7 @@ import asyncpg
 from penstock.core.attempt import AttemptId
 from penstock.core.leases import Lease
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, query
 
 # Leases that are read at a time.
 ROWS_PER_FETCH = 5_000
@@ -34,18 +34,18 @@ async def claimed(
     Raises:
         PostgresUnavailable: nothing was written.
     """
-    with translated():
-        rows = await pool.fetch(
-            query("leases.claimed"),
-            [lease.attempt_id.task_id for lease in leases],
-            [lease.attempt_id.step for lease in leases],
-            [lease.attempt_id.attempt for lease in leases],
-            [lease.worker for lease in leases],
-            [lease.partition for lease in leases],
-            [round(lease.timeout_s * 1000) for lease in leases],
-            [lease.max_attempts for lease in leases],
-            list(by_heartbeat),
-        )
+    rows = await fetch(
+        pool,
+        "leases.claimed",
+        [lease.attempt_id.task_id for lease in leases],
+        [lease.attempt_id.step for lease in leases],
+        [lease.attempt_id.attempt for lease in leases],
+        [lease.worker for lease in leases],
+        [lease.partition for lease in leases],
+        [round(lease.timeout_s * 1000) for lease in leases],
+        [lease.max_attempts for lease in leases],
+        list(by_heartbeat),
+    )
     locked = set(rows.pop()["locked"]) if rows and rows[-1]["locked"] else set()
     return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}, locked
 
@@ -93,13 +93,13 @@ async def holders(
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await pool.fetch(
-            query("leases.holders"),
-            [attempt_id.task_id for attempt_id in attempt_ids],
-            [attempt_id.step for attempt_id in attempt_ids],
-            [attempt_id.attempt for attempt_id in attempt_ids],
-        )
+    rows = await fetch(
+        pool,
+        "leases.holders",
+        [attempt_id.task_id for attempt_id in attempt_ids],
+        [attempt_id.step for attempt_id in attempt_ids],
+        [attempt_id.attempt for attempt_id in attempt_ids],
+    )
     return {
         AttemptId(row["id"], row["step"], row["attempt"]): Holder(row["state"], row["worker"]) for row in rows
     }

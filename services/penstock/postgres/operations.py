@@ -23,8 +23,7 @@ from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Subject, TaskFilter, Verb, batch_size
 from penstock.core.task import State
 from penstock.postgres.advance import cancel_within
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, fetchrow, fetchval, transaction
 from penstock.settings import Platform
 
 # Most rows that one statement examines. It bounds the cost of a batch when few tasks match.
@@ -102,29 +101,29 @@ async def find_matching(
         source = "failed"
     else:
         source = "all"
-    with translated():
-        [summary, *rows] = await executor.fetch(
-            query("operations.find_matching"),
-            after_id,
-            last_id,
-            ROWS_PER_STATEMENT,
-            limit,
-            source,
-            list(examined_ids) if examined_ids is not None else None,
-            [state.value for state in states],
-            verb.value,
-            filters.type,
-            filters.stage,
-            orjson.dumps(filters.labels).decode() if filters.labels else None,
-            list(filters.priorities) if filters.priorities else None,
-            filters.created_since,
-            filters.created_until,
-            filters.finished_since,
-            filters.finished_until,
-            filters.error,
-            priority,
-            filters.key,
-        )
+    [summary, *rows] = await fetch(
+        executor,
+        "operations.find_matching",
+        after_id,
+        last_id,
+        ROWS_PER_STATEMENT,
+        limit,
+        source,
+        list(examined_ids) if examined_ids is not None else None,
+        [state.value for state in states],
+        verb.value,
+        filters.type,
+        filters.stage,
+        orjson.dumps(filters.labels).decode() if filters.labels else None,
+        list(filters.priorities) if filters.priorities else None,
+        filters.created_since,
+        filters.created_until,
+        filters.finished_since,
+        filters.finished_until,
+        filters.error,
+        priority,
+        filters.key,
+    )
     found = {row["id"]: row["state"] for row in rows}
     full = len(found) == limit
     return Matches(
@@ -164,21 +163,20 @@ async def create(
     Raises:
         PostgresUnavailable: the row may be inserted or not; repeating the call is safe.
     """
-    with translated():
-        row: Row | None = await executor.fetchrow(
-            query("operations.create"),
-            operation_id,
-            verb.value,
-            created_by,
-            filter_json,
-            priority,
-            rate,
-            actor,
-            None if namespaces is None else sorted(namespaces),
-            Subject.FLOW if isinstance(verb, FlowVerb) else Subject.TASK,
-            version,
-        )
-    return row
+    return await fetchrow(
+        executor,
+        "operations.create",
+        operation_id,
+        verb.value,
+        created_by,
+        filter_json,
+        priority,
+        rate,
+        actor,
+        None if namespaces is None else sorted(namespaces),
+        Subject.FLOW if isinstance(verb, FlowVerb) else Subject.TASK,
+        version,
+    )
 
 
 def is_running(operation: Row) -> bool:
@@ -192,8 +190,7 @@ async def task_in_flow(executor: Any, ids: Sequence[int]) -> tuple[int, int] | N
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row = await executor.fetchrow(query("operations.of_flows"), list(ids))
+    row = await fetchrow(executor, "operations.of_flows", list(ids))
     return None if row is None else (row["id"], row["flow_id"])
 
 
@@ -203,9 +200,7 @@ async def get(executor: Any, operation_id: str) -> Row | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        row: Row | None = await executor.fetchrow(query("operations.get"), operation_id)
-    return row
+    return await fetchrow(executor, "operations.get", operation_id)
 
 
 async def find(
@@ -230,16 +225,15 @@ async def find(
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows: list[Row] = await executor.fetch(
-            query("operations.list"),
-            verb,
-            state,
-            before_seq,
-            limit,
-            None if namespaces is None else sorted(namespaces),
-        )
-    return rows
+    return await fetch(
+        executor,
+        "operations.list",
+        verb,
+        state,
+        before_seq,
+        limit,
+        None if namespaces is None else sorted(namespaces),
+    )
 
 
 async def running_ids(executor: Any, known_ids: Sequence[str]) -> list[str]:
@@ -252,10 +246,7 @@ async def running_ids(executor: Any, known_ids: Sequence[str]) -> list[str]:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        return [
-            row["id"] for row in await executor.fetch(query("operations.running"), MAX_RUNNING, known_ids)
-        ]
+    return [row["id"] for row in await fetch(executor, "operations.running", MAX_RUNNING, known_ids)]
 
 
 async def stop(executor: Any, operation_id: str, stopped_by: str) -> None:
@@ -264,8 +255,7 @@ async def stop(executor: Any, operation_id: str, stopped_by: str) -> None:
     Raises:
         PostgresUnavailable: the operation may still run; repeating the call is safe.
     """
-    with translated():
-        await executor.execute(query("operations.stop"), operation_id, stopped_by)
+    await execute(executor, "operations.stop", operation_id, stopped_by)
 
 
 async def run_batch(
@@ -298,64 +288,64 @@ async def _try_batch(
 
     With `single` the batch is one task, and the transaction waits for its lock.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            operation = await connection.fetchrow(query("operations.claim"), operation_id)
-            if operation is None:
-                existing = await connection.fetchrow(query("operations.get"), operation_id)
-                contended = existing is not None and is_running(existing)
-                return BatchResult(0, OutboxEntry(), CONTENDED_S if contended else None)
-            if operation["wait_s"] > 0:
-                return BatchResult(0, OutboxEntry(), operation["wait_s"])
-            verb, last_id = Verb(operation["verb"]), operation["upto"]
+    async with transaction(pool) as connection:
+        operation = await fetchrow(connection, "operations.claim", operation_id)
+        if operation is None:
+            existing = await fetchrow(connection, "operations.get", operation_id)
+            contended = existing is not None and is_running(existing)
+            return BatchResult(0, OutboxEntry(), CONTENDED_S if contended else None)
+        if operation["wait_s"] > 0:
+            return BatchResult(0, OutboxEntry(), operation["wait_s"])
+        verb, last_id = Verb(operation["verb"]), operation["upto"]
+        matches = await find_matching(
+            connection,
+            verb,
+            filters,
+            after_id=operation["behind"],
+            last_id=last_id,
+            limit=1 if single else batch_size(operation["rate"]),
+            priority=operation["priority"],
+        )
+        reached_id, ended = matches.reached_id, matches.ended
+        ids = [*matches.states]
+        if single and ids:
+            await execute(connection, "operations.lock_one", *ids)
+        elif ids:
+            locked = {row["id"] for row in await fetch(connection, "operations.lock", ids)}
+            held_at = next((i for i, task_id in enumerate(ids) if task_id not in locked), None)
+            if held_at == 0:
+                return None
+            if held_at is not None:
+                # The next batch starts at the task that another transaction holds.
+                ids, reached_id, ended = ids[:held_at], ids[held_at - 1], False
+        changed: Counter[str] = Counter()
+        outbox_entry = OutboxEntry()
+        if ids:
+            # The tasks may have changed before they were locked.
             matches = await find_matching(
                 connection,
                 verb,
                 filters,
                 after_id=operation["behind"],
                 last_id=last_id,
-                limit=1 if single else batch_size(operation["rate"]),
+                limit=len(ids),
                 priority=operation["priority"],
+                ids=ids,
             )
-            reached_id, ended = matches.reached_id, matches.ended
-            ids = [*matches.states]
-            if single and ids:
-                await connection.execute(query("operations.lock_one"), *ids)
-            elif ids:
-                locked = {row["id"] for row in await connection.fetch(query("operations.lock"), ids)}
-                held_at = next((i for i, task_id in enumerate(ids) if task_id not in locked), None)
-                if held_at == 0:
-                    return None
-                if held_at is not None:
-                    # The next batch starts at the task that another transaction holds.
-                    ids, reached_id, ended = ids[:held_at], ids[held_at - 1], False
-            changed: Counter[str] = Counter()
-            outbox_entry = OutboxEntry()
-            if ids:
-                # The tasks may have changed before they were locked.
-                matches = await find_matching(
-                    connection,
-                    verb,
-                    filters,
-                    after_id=operation["behind"],
-                    last_id=last_id,
-                    limit=len(ids),
-                    priority=operation["priority"],
-                    ids=ids,
-                )
-                changed_ids, outbox_entry = await _apply(
-                    connection, verb, matches.states, operation["priority"], source
-                )
-                changed = Counter(matches.states[task_id] for task_id in changed_ids)
-            total = Counter(orjson.loads(operation["found_in"])) + changed
-            wait_s = await connection.fetchval(
-                query("operations.record_batch"),
-                operation_id,
-                reached_id if reached_id is not None else last_id,
-                changed.total(),
-                orjson.dumps(total).decode(),
-                ended,
+            changed_ids, outbox_entry = await _apply(
+                connection, verb, matches.states, operation["priority"], source
             )
+            changed = Counter(matches.states[task_id] for task_id in changed_ids)
+        total = Counter(orjson.loads(operation["found_in"])) + changed
+        wait_s = await fetchval(
+            connection,
+            "operations.record_batch",
+            operation_id,
+            reached_id if reached_id is not None else last_id,
+            changed.total(),
+            orjson.dumps(total).decode(),
+            ended,
+        )
     return BatchResult(changed.total(), outbox_entry, None if ended else max(0.0, wait_s))
 
 
@@ -369,7 +359,7 @@ async def _apply(
     if verb is Verb.CANCEL:
         return await cancel_within(connection, ids, source=source)
     parameters = [priority] if verb is Verb.REPRIORITISE else []
-    rows = await connection.fetch(query(f"operations.{verb.value}"), ids, *parameters)
+    rows = await fetch(connection, f"operations.{verb.value}", ids, *parameters)
     outbox_entry = OutboxEntry()
     if verb is Verb.PAUSE:
         # A worker may run the attempt of a queued task, since quick claims are not written to
@@ -389,5 +379,4 @@ async def fail(executor: Any, operation_id: str, error: str) -> None:
     Raises:
         PostgresUnavailable: the operation may still run.
     """
-    with translated():
-        await executor.execute(query("operations.fail"), operation_id, error)
+    await execute(executor, "operations.fail", operation_id, error)

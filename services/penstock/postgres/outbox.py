@@ -16,8 +16,7 @@ from penstock.contracts.subscription import Format
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import target_of
 from penstock.errors import RecordsRefused
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, query
 from penstock.settings import Platform
 
 log = logging.getLogger(__name__)
@@ -59,8 +58,7 @@ async def delete_published(executor: Any, ids: Sequence[int]) -> None:
         PostgresUnavailable: they stay and are published again, which their ids make harmless.
     """
     if ids:
-        with translated():
-            await executor.execute(query("outbox.delete_published"), list(ids))
+        await execute(executor, "outbox.delete_published", list(ids))
 
 
 async def unpublished(executor: Any, *, age_s: float, limit: int = 100) -> list[OutboxEvents]:
@@ -69,8 +67,7 @@ async def unpublished(executor: Any, *, age_s: float, limit: int = 100) -> list[
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("outbox.unpublished"), age_s, limit)
+    rows = await fetch(executor, "outbox.unpublished", age_s, limit)
     return [OutboxEvents(row["id"], row["keys"], row["records"]) for row in rows]
 
 
@@ -80,8 +77,7 @@ async def refused(executor: Any, *, behind: int, limit: int) -> list[OutboxEvent
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("outbox.refused"), behind, limit)
+    rows = await fetch(executor, "outbox.refused", behind, limit)
     return [OutboxEvents(row["id"], row["keys"], row["records"]) for row in rows]
 
 
@@ -96,14 +92,14 @@ async def park(executor: Any, row: OutboxEvents, error: RecordsRefused) -> None:
         "Kafka refuses events; they stay in the outbox until `penstock check --repair`",
         extra={"event": "events_parked", "outbox": row.id, "events": len(positions), "error": str(error)},
     )
-    with translated():
-        await executor.execute(
-            query("outbox.park"),
-            row.id,
-            [row.keys[position] for position in positions],
-            [row.records[position] for position in positions],
-            error.records[positions[0]],
-        )
+    await execute(
+        executor,
+        "outbox.park",
+        row.id,
+        [row.keys[position] for position in positions],
+        [row.records[position] for position in positions],
+        error.records[positions[0]],
+    )
 
 
 async def enqueue(

@@ -12,8 +12,7 @@ import asyncpg
 from penstock.contracts.progress import Progress
 from penstock.core.attempt import AttemptId
 from penstock.core.task import IN_FLIGHT
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +43,17 @@ async def write(executor: Any, reports: Sequence[Report]) -> int:
     """
     # In one order everywhere, so that two processes cannot wait for each other.
     ordered = sorted(reports, key=lambda report: report.attempt_id)
-    with translated():
-        rows = await executor.fetch(
-            query("progress.write"),
-            [report.attempt_id.task_id for report in ordered],
-            [report.attempt_id.step for report in ordered],
-            [report.attempt_id.attempt for report in ordered],
-            [report.worker for report in ordered],
-            [report.progress.fraction for report in ordered],
-            [report.progress.message for report in ordered],
-            [report.at for report in ordered],
-        )
+    rows = await fetch(
+        executor,
+        "progress.write",
+        [report.attempt_id.task_id for report in ordered],
+        [report.attempt_id.step for report in ordered],
+        [report.attempt_id.attempt for report in ordered],
+        [report.worker for report in ordered],
+        [report.progress.fraction for report in ordered],
+        [report.progress.message for report in ordered],
+        [report.at for report in ordered],
+    )
     return len(rows)
 
 
@@ -64,8 +63,7 @@ async def sweep(executor: Any) -> None:
     Raises:
         PostgresUnavailable: nothing was removed.
     """
-    with translated():
-        await executor.execute(query("progress.sweep"))
+    await execute(executor, "progress.sweep")
 
 
 async def of_tasks(
@@ -84,8 +82,7 @@ async def of_tasks(
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    with translated():
-        rows = await executor.fetch(query("progress.of_tasks"), list(ids), most)
+    rows = await fetch(executor, "progress.of_tasks", list(ids), most)
     return {
         row["task_id"]: {name: row[name] for name in ("fraction", "message", "reported_at")} for row in rows
     }

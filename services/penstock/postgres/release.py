@@ -16,9 +16,8 @@ from penstock.core.suspects import isolation_of
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
 from penstock.postgres import ownership
-from penstock.postgres.connection import translated
 from penstock.postgres.ownership import Group
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch
 from penstock.postgres.session import Session
 from penstock.postgres.tasks import context_of
 
@@ -159,8 +158,7 @@ async def make_lost_ready(
     Raises:
         PostgresUnavailable: nothing was changed.
     """
-    with translated():
-        rows = await pool.fetch(query("release.make_lost_ready"), type_name, cutoff, limit)
+    rows = await fetch(pool, "release.make_lost_ready", type_name, cutoff, limit)
     return [row["id"] for row in rows]
 
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import asyncpg
 
 from penstock.core.target import TargetId
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch
 
 # Rows that one statement replays, so that a failed batch is small and its locks are short.
 BATCH_SIZE = 1_000
@@ -100,8 +99,7 @@ async def find(executor: Any, wanted: CallbackFilter, *, after: Cursor, limit: i
         position = after if wanted.target is None else (wanted.target, after.seq)
         call = (name, *position, *time, limit, *within)
     name, *arguments = call
-    with translated():
-        rows = await executor.fetch(query(f"replay.{name}"), *arguments)
+    rows = await fetch(executor, f"replay.{name}", *arguments)
     found = [FoundCallback(row["id"], Cursor(row["target"], row["seq"]), row["namespace"]) for row in rows]
     if wanted.ids is not None and wanted.target is not None:
         return [callback for callback in found if callback.position.target == wanted.target]
@@ -114,9 +112,7 @@ async def read(executor: Any, ids: Sequence[str]) -> list[asyncpg.Record]:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("replay.read"), list(ids))
-    return rows
+    return await fetch(executor, "replay.read", list(ids))
 
 
 async def replay(
@@ -138,13 +134,12 @@ async def replay(
         PostgresUnavailable: perhaps nothing was written; replayed callbacks are not in `state` any
             more.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query("replay.replay"),
-            [callback.id for callback in found],
-            list(due_in_s),
-            state,
-            [callback.namespace for callback in found],
-            [callback.position.target for callback in found],
-        )
-    return rows
+    return await fetch(
+        executor,
+        "replay.replay",
+        [callback.id for callback in found],
+        list(due_in_s),
+        state,
+        [callback.namespace for callback in found],
+        [callback.position.target for callback in found],
+    )

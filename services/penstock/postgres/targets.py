@@ -11,8 +11,7 @@ import orjson
 
 from penstock.core.health import HealthSnapshot
 from penstock.core.target import TargetId
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow
 from penstock.postgres.replay import HELD_COUNTED, PENDING_SEARCHED
 from penstock.postgres.session import Session
 
@@ -70,8 +69,7 @@ async def take_over(
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await pool.fetch(query("targets.take_over"), *target_columns(targets), owner)
+    rows = await fetch(pool, "targets.take_over", *target_columns(targets), owner)
     return [
         StoredTarget(
             target=target_in(row),
@@ -95,18 +93,18 @@ async def save(
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
-    with translated():
-        rows = await pool.fetch(
-            query("targets.save"),
-            owner,
-            *target_columns(t.target for t in targets),
-            [t.health.abnormal for t in targets],
-            [t.health.count for t in targets],
-            [t.health.slow_at_s for t in targets],
-            [t.health.called_at_s for t in targets],
-            [t.failures for t in targets],
-            [orjson.dumps(list(t.attempts)).decode() for t in targets],
-        )
+    rows = await fetch(
+        pool,
+        "targets.save",
+        owner,
+        *target_columns(t.target for t in targets),
+        [t.health.abnormal for t in targets],
+        [t.health.count for t in targets],
+        [t.health.slow_at_s for t in targets],
+        [t.health.called_at_s for t in targets],
+        [t.failures for t in targets],
+        [orjson.dumps(list(t.attempts)).decode() for t in targets],
+    )
     return {target_in(row) for row in rows}
 
 
@@ -149,8 +147,7 @@ async def find_held(
 async def _find_page(
     pool: asyncpg.Pool[asyncpg.Record], name: str, after: TargetId | None, limit: int
 ) -> FoundTargets:
-    with translated():
-        rows = await pool.fetch(query(name), *(after or TargetId("", "")), limit)
+    rows = await fetch(pool, name, *(after or TargetId("", "")), limit)
     return FoundTargets(
         [target_in(row) for row in rows if row["found"]],
         target_in(rows[-1]) if len(rows) == limit else None,
@@ -168,9 +165,7 @@ async def get(executor: Any, url: str, namespaces: Sequence[str] | None = None) 
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("targets.get"), url, namespaces)
-    return rows
+    return await fetch(executor, "targets.get", url, namespaces)
 
 
 async def find(
@@ -205,11 +200,7 @@ async def find(
         )
     previous = after or TargetId("", "")
     bounds = (prefix or "", _after_prefix(prefix) if prefix else _AFTER_ALL)
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(
-            query(name), *previous, *bounds, limit, state, *within
-        )
-    return rows
+    return await fetch(executor, name, *previous, *bounds, limit, state, *within)
 
 
 def _after_prefix(prefix: str) -> str:
@@ -251,10 +242,7 @@ async def backlog(executor: Any, targets: Sequence[TargetId]) -> dict[TargetId, 
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(
-            query("targets.backlog"), *target_columns(targets), PENDING_SEARCHED, HELD_COUNTED
-        )
+    rows = await fetch(executor, "targets.backlog", *target_columns(targets), PENDING_SEARCHED, HELD_COUNTED)
     return {
         target_in(row): {name: row[name] for name in ("normal", "diverted", "held", "complete")}
         for row in rows
@@ -267,11 +255,7 @@ async def disabled(executor: Any, targets: Sequence[TargetId]) -> set[TargetId]:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        return {
-            target_in(row)
-            for row in await executor.fetch(query("targets.disabled"), *target_columns(targets))
-        }
+    return {target_in(row) for row in await fetch(executor, "targets.disabled", *target_columns(targets))}
 
 
 async def settings(connection: Any, target: TargetId) -> dict[str, Any] | None:
@@ -280,8 +264,7 @@ async def settings(connection: Any, target: TargetId) -> dict[str, Any] | None:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        row = await connection.fetchrow(query("targets.lock"), *target)
+    row = await fetchrow(connection, "targets.lock", *target)
     return None if row is None else dict(row)
 
 
@@ -296,8 +279,7 @@ async def disable(executor: Any, target: TargetId, why: str) -> bool:
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
-    with translated():
-        return bool(await executor.fetch(query("targets.disable"), *target, why))
+    return bool(await fetch(executor, "targets.disable", *target, why))
 
 
 async def disable_gone(executor: Any, gone: Mapping[TargetId, str], owner: str) -> None:
@@ -311,8 +293,7 @@ async def disable_gone(executor: Any, gone: Mapping[TargetId, str], owner: str) 
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
-    with translated():
-        await executor.fetch(query("targets.disable_gone"), *target_columns(gone), list(gone.values()), owner)
+    await fetch(executor, "targets.disable_gone", *target_columns(gone), list(gone.values()), owner)
 
 
 async def enable(executor: Any, target: TargetId) -> bool:
@@ -321,8 +302,7 @@ async def enable(executor: Any, target: TargetId) -> bool:
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
-    with translated():
-        return bool(await executor.fetch(query("targets.enable"), *target))
+    return bool(await fetch(executor, "targets.enable", *target))
 
 
 async def limit(executor: Any, target: TargetId, rate: float | None) -> None:
@@ -331,5 +311,4 @@ async def limit(executor: Any, target: TargetId, rate: float | None) -> None:
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
-    with translated():
-        await executor.fetch(query("targets.limit"), *target, rate)
+    await fetch(executor, "targets.limit", *target, rate)

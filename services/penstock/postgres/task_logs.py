@@ -9,9 +9,8 @@ from typing import Any
 
 from penstock.core.log_limits import LATEST_MS
 from penstock.core.log_segment import Segment, filter_hashes
-from penstock.postgres.connection import translated
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, fetchval
 from penstock.postgres.session import Session
 
 
@@ -71,10 +70,9 @@ async def insert(
             _moment(segment.end_ms),
             segment.filter,
         )
-    with translated():
-        moved = await executor.fetch(
-            query("task_logs.insert"), *offset_parameters(source), object_key, partitions, *values
-        )
+    moved = await fetch(
+        executor, "task_logs.insert", *offset_parameters(source), object_key, partitions, *values
+    )
     if not moved:
         raise offsets_passed(source)
 
@@ -95,10 +93,9 @@ async def find(
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(
-            query("task_logs.find"), task_id, begin, end, topic, partitions, list(filter_hashes(task_id))
-        )
+    rows = await fetch(
+        executor, "task_logs.find", task_id, begin, end, topic, partitions, list(filter_hashes(task_id))
+    )
     segments = tuple(StoredSegment(row["object_key"], row["size"]) for row in rows if row["object_key"])
     return StoredLog(segments, rows[0]["next_offset"], rows[0]["identity"])
 
@@ -139,8 +136,7 @@ async def delete_log(executor: Any, task_id: int) -> None:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        await executor.execute(query("task_logs.delete_log"), task_id)
+    await execute(executor, "task_logs.delete_log", task_id)
 
 
 async def is_deleted(executor: Any, task_id: int) -> bool:
@@ -149,8 +145,7 @@ async def is_deleted(executor: Any, task_id: int) -> bool:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        return bool(await executor.fetchval(query("task_logs.is_deleted"), task_id))
+    return bool(await fetchval(executor, "task_logs.is_deleted", task_id))
 
 
 def _moment(milliseconds: int) -> datetime:

@@ -19,9 +19,8 @@ from penstock.core.access import namespace_of
 from penstock.errors import IdempotencyConflict, NotFound
 from penstock.postgres import history
 from penstock.postgres.columns import SUBMITTED
-from penstock.postgres.connection import translated
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +73,12 @@ async def submit(
             second. Nothing was inserted.
         PostgresUnavailable: nothing was inserted.
     """
-    with translated():
-        answer = await executor.fetch(
-            query("tasks.submit"), *offset_parameters(source), *_parameters(submissions)
-        )
-        if not answer:
-            raise offsets_passed(source)
-        rows = answer[1:]
-        created = {(row["type"], row["idempotency_key"]): row["id"] for row in rows if row["idempotency_key"]}
-        existing = await _existing(
-            executor, [key for key in map(_unique_key, submissions) if key not in created]
-        )
+    answer = await fetch(executor, "tasks.submit", *offset_parameters(source), *_parameters(submissions))
+    if not answer:
+        raise offsets_passed(source)
+    rows = answer[1:]
+    created = {(row["type"], row["idempotency_key"]): row["id"] for row in rows if row["idempotency_key"]}
+    existing = await _existing(executor, [key for key in map(_unique_key, submissions) if key not in created])
     # PostgreSQL assigns ids in the order of the batch: the nth submission without an idempotency
     # key is the nth such row.
     ids_without_key = deque(row["id"] for row in rows if not row["idempotency_key"])
@@ -121,7 +115,7 @@ async def _existing(
         missing = [key for key in unique_keys if key is not None and key not in found]
         if missing:
             types, idempotency_keys = zip(*missing, strict=True)
-            rows = await executor.fetch(query(name), list(types), list(idempotency_keys))
+            rows = await fetch(executor, name, list(types), list(idempotency_keys))
             found |= {
                 (row["type"], row["idempotency_key"]): _Existing(row["id"], row["context_digest"])
                 for row in rows
@@ -191,8 +185,7 @@ async def namespaces(executor: Any, ids: Iterable[int]) -> dict[int, str]:
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    with translated():
-        rows = await executor.fetch(query("tasks.types"), list(set(ids)))
+    rows = await fetch(executor, "tasks.types", list(set(ids)))
     return {row["id"]: namespace_of(row["type"]) for row in rows}
 
 
@@ -203,19 +196,16 @@ async def get(executor: Any, task_id: int) -> dict[str, Any]:
         NotFound: no task has this id, or its day of history was dropped.
         PostgresUnavailable: the server does not answer.
     """
-    with translated():
-        row = await executor.fetchrow(query("tasks.get"), task_id)
-        if row is not None:
-            attempts = await executor.fetch(query("tasks.attempts"), task_id)
-            callbacks = await executor.fetch(query("tasks.callbacks_of_task"), task_id)
-        # A final task can move to history between these statements, together with its attempts.
-        if row is None or (
-            row["finished_at"] and not await executor.fetch(query("tasks.existing"), [task_id])
-        ):
-            row = await executor.fetchrow(query("history.get"), task_id)
-            if row is None:
-                raise NotFound(f"there is no task {task_id}")
-            return history.as_task(row)
+    row = await fetchrow(executor, "tasks.get", task_id)
+    if row is not None:
+        attempts = await fetch(executor, "tasks.attempts", task_id)
+        callbacks = await fetch(executor, "tasks.callbacks_of_task", task_id)
+    # A final task can move to history between these statements, together with its attempts.
+    if row is None or (row["finished_at"] and not await fetch(executor, "tasks.existing", [task_id])):
+        row = await fetchrow(executor, "history.get", task_id)
+        if row is None:
+            raise NotFound(f"there is no task {task_id}")
+        return history.as_task(row)
     return {**row, "attempts": [dict(a) for a in attempts], "callbacks_owed": [dict(c) for c in callbacks]}
 
 
@@ -225,9 +215,7 @@ async def by_ids(executor: Any, ids: Sequence[int]) -> list[asyncpg.Record]:
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query("tasks.by_ids"), list(ids))
-    return rows
+    return await fetch(executor, "tasks.by_ids", list(ids))
 
 
 async def states_of(executor: Any, ids: Iterable[int]) -> dict[str, int]:
@@ -237,10 +225,9 @@ async def states_of(executor: Any, ids: Iterable[int]) -> dict[str, int]:
         PostgresUnavailable: the server does not answer.
     """
     unique = list(set(ids))
-    with translated():
-        rows = await executor.fetch(query("tasks.states_of"), unique)
-        if sum(row["tasks"] for row in rows) < len(unique):
-            rows = await executor.fetch(query("history.states_of"), unique)
+    rows = await fetch(executor, "tasks.states_of", unique)
+    if sum(row["tasks"] for row in rows) < len(unique):
+        rows = await fetch(executor, "history.states_of", unique)
     return {row["state"]: row["tasks"] for row in rows}
 
 
@@ -251,10 +238,9 @@ async def ends_of(executor: Any, ids: Iterable[int]) -> dict[int, datetime | Non
         PostgresUnavailable: the server does not answer.
     """
     unique = list(set(ids))
-    with translated():
-        rows = await executor.fetch(query("tasks.ends_of"), unique)
-        if len(rows) < len(unique):
-            rows = await executor.fetch(query("history.ends_of"), unique)
+    rows = await fetch(executor, "tasks.ends_of", unique)
+    if len(rows) < len(unique):
+        rows = await fetch(executor, "history.ends_of", unique)
     return {row["id"]: row["ended_at"] for row in rows}
 
 
@@ -265,10 +251,9 @@ async def existing_ids(executor: Any, ids: Iterable[int]) -> set[int]:
         PostgresUnavailable: the server does not answer.
     """
     unique = set(ids)
-    with translated():
-        found = {row["id"] for row in await executor.fetch(query("tasks.existing"), list(unique))}
-        if missing := unique - found:
-            found |= {row["id"] for row in await executor.fetch(query("history.known"), list(missing))}
+    found = {row["id"] for row in await fetch(executor, "tasks.existing", list(unique))}
+    if missing := unique - found:
+        found |= {row["id"] for row in await fetch(executor, "history.known", list(missing))}
     return found
 
 
@@ -279,10 +264,9 @@ async def ids_of_types(executor: Any, ids: Iterable[int], types: Sequence[str]) 
         PostgresUnavailable: the server does not answer.
     """
     unique = set(ids)
-    with translated():
-        rows = await executor.fetch(query("tasks.of_types"), list(unique), list(types))
-        found = {row["id"] for row in rows}
-        if missing := unique - found:
-            rows = await executor.fetch(query("history.own_tasks"), list(missing), list(types))
-            found |= {row["id"] for row in rows}
+    rows = await fetch(executor, "tasks.of_types", list(unique), list(types))
+    found = {row["id"] for row in rows}
+    if missing := unique - found:
+        rows = await fetch(executor, "history.own_tasks", list(missing), list(types))
+        found |= {row["id"] for row in rows}
     return found

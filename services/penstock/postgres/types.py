@@ -13,8 +13,7 @@ from penstock.contracts import subscription
 from penstock.contracts.task_type import TaskType
 from penstock.core.access import namespace_of
 from penstock.errors import Conflict, InvalidRecord, NotFound
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow, fetchval, transaction
 
 # Channel of notifications: the type in the payload was registered or changed.
 CHANNEL = "penstock_types"
@@ -58,22 +57,21 @@ async def register(
             its concurrency keys.
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            # The lock excludes concurrent changes of the type's keys, which the upsert checks.
-            existing = await connection.fetchrow(query("types.lock"), task_type.name)
-            if existing is None and limits is not None:
-                await _ensure_within_limits(connection, task_type, limits)
-            row = await _upsert(connection, task_type)
-            registered = _from_row(row)
-            if registered.partitions != task_type.partitions:
-                raise Conflict(
-                    f"type {task_type.name} has {registered.partitions} partitions, which cannot be changed "
-                    f"(asked for {task_type.partitions}): register a new type instead"
-                )
-            if observe is not None:
-                observe(None if existing is None else _from_row(existing), registered)
-            return registered, row["created"]
+    async with transaction(pool) as connection:
+        # The lock excludes concurrent changes of the type's keys, which the upsert checks.
+        existing = await fetchrow(connection, "types.lock", task_type.name)
+        if existing is None and limits is not None:
+            await _ensure_within_limits(connection, task_type, limits)
+        row = await _upsert(connection, task_type)
+        registered = _from_row(row)
+        if registered.partitions != task_type.partitions:
+            raise Conflict(
+                f"type {task_type.name} has {registered.partitions} partitions, which cannot be changed "
+                f"(asked for {task_type.partitions}): register a new type instead"
+            )
+        if observe is not None:
+            observe(None if existing is None else _from_row(existing), registered)
+        return registered, row["created"]
 
 
 async def _ensure_within_limits(connection: Any, task_type: TaskType, limits: TypeLimits) -> None:
@@ -85,9 +83,9 @@ async def _ensure_within_limits(connection: Any, task_type: TaskType, limits: Ty
             pointer="/partitions",
         )
     namespace = namespace_of(task_type.name)
-    await connection.fetch(query("types.lock_namespace"), namespace)
+    await fetch(connection, "types.lock_namespace", namespace)
     # A statement of its own: it sees the types that others registered while this one waited.
-    if await connection.fetchval(query("types.count"), namespace) >= limits.types:
+    if await fetchval(connection, "types.count", namespace) >= limits.types:
         raise Conflict(
             f"the namespace {namespace} has {limits.types} types or more, which is the most that "
             "PENSTOCK_GATEWAY_NAMESPACE_TYPES allows: use an existing type, or ask the operator to raise the limit"
@@ -113,21 +111,25 @@ async def change(
         Conflict: its order contradicts the settings of its concurrency keys.
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
-    with translated():
-        async with pool.acquire() as connection, connection.transaction():
-            row = await connection.fetchrow(query("types.lock"), name)
-            if row is None:
-                raise NotFound(f"there is no task type {name!r}")
-            before = _from_row(row)
-            after = _from_row(await _upsert(connection, merge(before)))
-            if observe is not None:
-                observe(before, after)
-            return after
+    async with transaction(pool) as connection:
+        row = await fetchrow(connection, "types.lock", name)
+        if row is None:
+            raise not_found(name)
+        before = _from_row(row)
+        after = _from_row(await _upsert(connection, merge(before)))
+        if observe is not None:
+            observe(before, after)
+        return after
+
+
+def not_found(name: str) -> NotFound:
+    """The error for a type that does not exist, or is not visible."""
+    return NotFound(f"there is no task type {name!r}")
 
 
 async def _upsert(connection: Any, task_type: TaskType) -> asyncpg.Record:
     try:
-        row: asyncpg.Record = await connection.fetchrow(query("types.register"), *task_type.columns())
+        [row] = await fetch(connection, "types.register", *task_type.columns())
     except asyncpg.CheckViolationError as error:
         # The JSON Schema excludes all other violations.
         raise Conflict(
@@ -143,8 +145,7 @@ async def all_types(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, TaskType]:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        return {row["name"]: _from_row(row) for row in await pool.fetch(query("types.all"))}
+    return {row["name"]: _from_row(row) for row in await fetch(pool, "types.all")}
 
 
 async def named(pool: asyncpg.Pool[asyncpg.Record], names: Collection[str]) -> dict[str, TaskType]:
@@ -153,8 +154,7 @@ async def named(pool: asyncpg.Pool[asyncpg.Record], names: Collection[str]) -> d
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        return {row["name"]: _from_row(row) for row in await pool.fetch(query("types.named"), list(names))}
+    return {row["name"]: _from_row(row) for row in await fetch(pool, "types.named", list(names))}
 
 
 async def owners(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, str | None]:
@@ -163,8 +163,7 @@ async def owners(pool: asyncpg.Pool[asyncpg.Record]) -> dict[str, str | None]:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    with translated():
-        rows = await pool.fetch(query("types.owners"))
+    rows = await fetch(pool, "types.owners")
     return {row["type"]: row["session"] and row["session"].rpartition(" ")[2] for row in rows}
 
 

@@ -14,8 +14,7 @@ from penstock.core.release_order import Head, SortKey, level_of
 from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED, Ahead, Facts, FlowPriority
 from penstock.errors import NotFound
-from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow, fetchval
 
 # With more keys than this, the release goes round the keys page by page, and the order by id is
 # only approximate (`penstock.task_sync.key_scan`).
@@ -46,11 +45,10 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         NotFound: no task has this id.
         PostgresUnavailable: no server.
     """
-    with translated():
-        row = await pool.fetchrow(query("why.facts"), task_id)
-        if row is None:
-            raise NotFound(f"there is no task {task_id}")
-        ahead = await _ahead(pool, row) if row["state"] == State.READY else None
+    row = await fetchrow(pool, "why.facts", task_id)
+    if row is None:
+        raise NotFound(f"there is no task {task_id}")
+    ahead = await _ahead(pool, row) if row["state"] == State.READY else None
     limited = row["key_limit"] is not None
     failure = orjson.loads(row["error"]) if row["error"] else {}
     found = Facts(
@@ -101,14 +99,12 @@ async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:
     level = level_of(Head(place, row["level"], waited_s, begun), row["ageing_s"])
     options = (row["ageing_s"], row["finish_first"], begun)
     return _counted(
-        await pool.fetchval(query("why.ahead_in_order"), row["type"], level, *place, COUNTED + 1, *options)
+        await fetchval(pool, "why.ahead_in_order", row["type"], level, *place, COUNTED + 1, *options)
     )
 
 
 async def _by_priority(pool: Any, row: asyncpg.Record) -> Ahead:
-    return _counted(
-        await pool.fetchval(query("why.ahead"), row["type"], row["level"], *_place(row), COUNTED + 1)
-    )
+    return _counted(await fetchval(pool, "why.ahead", row["type"], row["level"], *_place(row), COUNTED + 1))
 
 
 def _place(row: asyncpg.Record) -> SortKey:
@@ -118,8 +114,8 @@ def _place(row: asyncpg.Record) -> SortKey:
 async def _by_key(pool: Any, row: asyncpg.Record, *, levels_above: bool = False) -> Ahead:
     """Counts tasks of all levels up to the task's own, or only of the levels above it."""
     before = SortKey(0, 0, 0) if levels_above else _place(row)
-    counted = await pool.fetchrow(
-        query("why.ahead_by_key"), row["type"], row["level"], *before, COUNTED + 1, row["key"]
+    [counted] = await fetch(
+        pool, "why.ahead_by_key", row["type"], row["level"], *before, COUNTED + 1, row["key"]
     )
     return Ahead(
         min(counted["tasks"], COUNTED),
@@ -130,8 +126,9 @@ async def _by_key(pool: Any, row: asyncpg.Record, *, levels_above: bool = False)
 
 async def _by_round_robin(pool: Any, row: asyncpg.Record) -> Ahead:
     above = await _by_key(pool, row, levels_above=True)
-    same_level = await pool.fetchval(
-        query("why.ahead_by_round_robin"),
+    same_level = await fetchval(
+        pool,
+        "why.ahead_by_round_robin",
         row["type"],
         row["level"],
         *_place(row),

@@ -16,7 +16,4 @@ class StagesSettings(ProcessorSettings, Sweeping, Platform, Metered):
 
     def validate(self) -> list[str]:
         """A statement must commit at least one result."""
-        problems = super().validate()
-        if self.commit_batch < 1:
-            problems.append(f"commit_batch={self.commit_batch} must be at least 1")
-        return problems
+        return super().validate() + self._bound_problems({"commit_batch": 1})

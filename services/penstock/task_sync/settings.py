@@ -10,6 +10,16 @@ from penstock.settings import Metered, Progressing, option
 # A hundred years, so that dates stay within the calendars of Python and PostgreSQL.
 _MOST_DAYS = 36_500
 
+_ABOVE_0 = (
+    "window_s",
+    "own_retry_s",
+    "lag_poll_s",
+    "history_rate",
+    "history_every_s",
+    "recheck_s",
+    "sweep_s",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSyncSettings(IngestSettings, Progressing, Metered):
@@ -55,17 +65,9 @@ class TaskSyncSettings(IngestSettings, Progressing, Metered):
 
     def validate(self) -> list[str]:
         """A batch must not be larger than the window."""
-        problems = super().validate()
+        problems = super().validate() + self._bound_problems({"window_floor": 1}, _ABOVE_0)
         if not 0 < self.release_batch <= self.window:
             problems.append(f"release_batch={self.release_batch} must be from 1 to window={self.window}")
-        if self.window_floor < 1 or self.window_s <= 0:
-            problems.append(
-                f"window_floor={self.window_floor} must be at least 1, window_s={self.window_s} above 0"
-            )
-        if self.own_retry_s <= 0 or self.lag_poll_s <= 0:
-            problems.append(
-                f"own_retry_s={self.own_retry_s} and lag_poll_s={self.lag_poll_s} must be above 0"
-            )
         if self.history_keep_days < 0 or 0 != self.history_retain_days < self.history_keep_days:
             problems.append(
                 f"history_keep_days={self.history_keep_days} must be 0 or more, "
@@ -76,10 +78,4 @@ class TaskSyncSettings(IngestSettings, Progressing, Metered):
                 f"history_keep_days={self.history_keep_days} and history_retain_days={self.history_retain_days} "
                 f"must be at most {_MOST_DAYS:,}"
             )
-        if self.history_rate <= 0 or self.history_every_s <= 0:
-            problems.append(
-                f"history_rate={self.history_rate} and history_every_s={self.history_every_s} must be above 0"
-            )
-        if self.recheck_s <= 0 or self.sweep_s <= 0:
-            problems.append(f"recheck_s={self.recheck_s} and sweep_s={self.sweep_s} must be above 0")
         return problems

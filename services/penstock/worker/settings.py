@@ -73,15 +73,11 @@ class WorkerSettings(Kafka, MetricsPages):
     def validate(self) -> list[str]:
         """The pool must have room for at least one handler."""
         problems = super().validate() + port_faults("worker_metrics_port", self.worker_metrics_port)
-        problems += [
-            f"{name}={getattr(self, name)} must be from {least} to {most}"
-            for name, least, most in (
-                ("pool", 1, MOST_IN_FLIGHT),
-                ("backlog", 0, MOST_IN_FLIGHT),
-                ("threads", 1, MOST_THREADS),
-            )
-            if not least <= getattr(self, name) <= most
-        ]
+        problems += self._bound_problems(
+            {"refused_timeout_s": 0, "drain_timeout_s": 0},
+            ("timeout_s",),
+            (("pool", 1, MOST_IN_FLIGHT), ("backlog", 0, MOST_IN_FLIGHT), ("threads", 1, MOST_THREADS)),
+        )
         if self.pool + self.backlog > MOST_IN_FLIGHT:
             problems.append(
                 f"pool={self.pool} and backlog={self.backlog} must be at most {MOST_IN_FLIGHT:,} together: "
@@ -92,10 +88,4 @@ class WorkerSettings(Kafka, MetricsPages):
         url = urlsplit(self.worker_gateway)
         if self.worker_gateway and not (url.scheme in ("http", "https") and url.hostname):
             problems.append(f"worker_gateway={self.worker_gateway!r} is not an http:// or https:// URL")
-        if self.refused_timeout_s < 0:
-            problems.append(f"refused_timeout_s={self.refused_timeout_s} must not be negative")
-        if self.timeout_s <= 0 or self.drain_timeout_s < 0:
-            problems.append(
-                f"timeout_s={self.timeout_s} must be above 0, drain_timeout_s={self.drain_timeout_s} not negative"
-            )
         return problems

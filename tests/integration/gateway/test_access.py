@@ -316,9 +316,9 @@ async def test_every_route_checks_role_and_namespace(caller, routes, database):
     # Routes that cancel or remove come last, because the other requests need live tasks.
     calls = [(name, True) for name in DRY_RUN_ROUTES] + [(name, False) for name in names]
     for route, dry in sorted(calls, key=lambda one: (is_ending(one[0]), one[0], not one[1])):
-        rule = RULES[route]
+        action = RULES[route]
         path, body = request_of(route, own, dry=dry)
-        if rule.action is None:
+        if action is None:
             assert (await call(caller, None, route, path, body)).status == 200, route
             continue
         for token in (None, "pk_0123456789abcdef_wrong", "nonsense"):
@@ -328,7 +328,7 @@ async def test_every_route_checks_role_and_namespace(caller, routes, database):
                 'Bearer realm="penstock"',
             ), route
         for role in Role:
-            allowed = rule.action in ALLOWED[role]
+            allowed = action in ALLOWED[role]
             unconfined_answer = await call(caller, everywhere[role], route, path, body)
             assert (unconfined_answer.status == 403) != allowed, (route, role, unconfined_answer.body)
             confined_answer = await call(caller, confined[role], route, path, body)
@@ -355,7 +355,7 @@ async def assert_changes_are_audited(database: str, names: list[str]) -> None:
     """Each route that operates or configures keeps what it changed. A new one fails here until its
     handler notes it (`penstock.gateway.changes`)."""
     # The flows of this test have nothing to recover, so the request is refused.
-    changing = {name for name in names if RULES[name].action in (Action.OPERATE, Action.CONFIGURE)} - {
+    changing = {name for name in names if RULES[name] in (Action.OPERATE, Action.CONFIGURE)} - {
         "POST /flows/{id}/recover"
     }
 
@@ -519,11 +519,11 @@ async def test_the_clock_of_a_gateway_decides_about_no_key(database, monkeypatch
         cache = api_keys.ApiKeyCache(database, pool)
         await cache.load()
         shift(2)
-        assert cache.authenticate(valid)
+        assert await cache.authenticate(valid)
         shift(-2)
 
         async def refused() -> bool:
-            return cache.authenticate(expiring) is None
+            return await cache.authenticate(expiring) is None
 
         await wait_until(refused, what="the key has expired by the database's clock")
 
@@ -653,7 +653,7 @@ async def test_pending_audit_entries_are_bounded(monkeypatch: pytest.MonkeyPatch
     """O5: while the audit cannot be written, pending entries are bounded. Entries of successful
     requests are kept, and omitted ones are counted."""
     request_audit = gateway_audit.RequestAudit(cast("Any", None), 1, max_pending=3)
-    route = next(name for name, rule in RULES.items() if rule.action is Action.SUBMIT)
+    route = next(name for name, action in RULES.items() if action is Action.SUBMIT)
     monkeypatch.setattr(gateway_audit, "route_of", lambda _request: route)
 
     class StubRequest(dict[Any, Any]):
@@ -786,6 +786,7 @@ async def test_results_of_foreign_tasks_have_no_effect(caller, database, kafka_s
     answer = await caller.post("/set_task", {"worker": "w", "results": results}, headers=sent(acme_token))
     assert answer.body == {
         "received": 1,
+        "accepted": 1,
         "rejected": [],
         "gone": [{"index": 1, "why": "over"}],
     }

@@ -14,8 +14,7 @@ from typing import Any
 import asyncpg
 
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
-from penstock.postgres.statements import execute, fetch, fetchrow, fetchval
+from penstock.postgres.queries import execute, fetch, fetchrow, fetchval, query
 
 STATES = ("running", "done", "stopped", "failed")
 

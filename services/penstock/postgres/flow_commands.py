@@ -16,7 +16,7 @@ from penstock.core.flow.plan import Plan
 from penstock.core.flow.state import FINAL_NODES, UNSUCCESSFUL_NODES, FlowStatus, NodeState
 from penstock.postgres import flow_views, flows
 from penstock.postgres.connection import translated
-from penstock.postgres.statements import fetch
+from penstock.postgres.queries import fetch
 
 
 class Target(NamedTuple):

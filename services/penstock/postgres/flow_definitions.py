@@ -14,8 +14,7 @@ import orjson
 from penstock.core.flow.outline import Outline, Reference, is_same
 from penstock.errors import Conflict, NotFound, TooLarge
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
-from penstock.postgres.statements import execute, fetch, fetchrow
+from penstock.postgres.queries import execute, fetch, fetchrow, query
 
 # The most definitions below one. Reading them takes time and memory.
 MAX_BELOW = 1_000

@@ -10,7 +10,7 @@ from penstock.contracts.flow_submission import FlowEvent
 from penstock.core.access import namespace_of
 from penstock.postgres.flow_starts import match_events
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
-from penstock.postgres.statements import fetch
+from penstock.postgres.queries import fetch
 from penstock.postgres.tasks import encode_ref
 
 

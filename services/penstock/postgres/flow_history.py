@@ -14,8 +14,8 @@ import orjson
 
 from penstock.core.history import span_of
 from penstock.postgres.history import EndPosition, retriable, with_moments
+from penstock.postgres.queries import fetch, fetchrow
 from penstock.postgres.session import Session
-from penstock.postgres.statements import fetch, fetchrow
 
 _BYTES = ("inputs", "output", "list")
 

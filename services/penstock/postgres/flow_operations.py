@@ -30,8 +30,7 @@ from penstock.postgres.operations import (
     Row,
     is_running,
 )
-from penstock.postgres.queries import query
-from penstock.postgres.statements import fetch
+from penstock.postgres.queries import fetch, query
 
 # The start that repeats a flow; None leaves the flow out. The arguments are its row and `same` or
 # `latest`.

@@ -16,8 +16,7 @@ from penstock.contracts.subscription import Entry
 from penstock.core.task import Priority
 from penstock.postgres.connection import translated
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
-from penstock.postgres.queries import query
-from penstock.postgres.statements import fetchval
+from penstock.postgres.queries import fetchval, query
 from penstock.postgres.tasks import encode_ref
 
 # Notified with a shard when a flow of it has a message.

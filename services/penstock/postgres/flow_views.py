@@ -15,8 +15,7 @@ from penstock.errors import NotFound
 from penstock.postgres import flow_history
 from penstock.postgres.connection import translated
 from penstock.postgres.history import as_task
-from penstock.postgres.queries import query
-from penstock.postgres.statements import fetch
+from penstock.postgres.queries import fetch, query
 
 Row = asyncpg.Record
 

@@ -37,7 +37,7 @@ def query(name: str) -> str:
     return load(file)[short]
 
 
-async def fetch(executor: Any, name: str, *arguments: Any) -> list[asyncpg.Record]:
+async def fetch(executor: Any, name: str, *arguments: Any) -> list[Any]:
     """The rows of a named query, with the errors of `connection.translated`.
 
     Args:
@@ -46,15 +46,14 @@ async def fetch(executor: Any, name: str, *arguments: Any) -> list[asyncpg.Recor
         arguments: of the query.
     """
     with translated():
-        rows: list[asyncpg.Record] = await executor.fetch(query(name), *arguments)
+        rows: list[Any] = await executor.fetch(query(name), *arguments)
     return rows
 
 
-async def fetchrow(executor: Any, name: str, *arguments: Any) -> asyncpg.Record | None:
+async def fetchrow(executor: Any, name: str, *arguments: Any) -> Any:
     """As `fetch`, the first row; None without one."""
     with translated():
-        row: asyncpg.Record | None = await executor.fetchrow(query(name), *arguments)
-    return row
+        return await executor.fetchrow(query(name), *arguments)
 
 
 async def fetchval(executor: Any, name: str, *arguments: Any) -> Any:

@@ -13,10 +13,9 @@ from typing import Any
 
 from penstock.core.schedule_policy import Skip
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, fetchrow, query
 from penstock.postgres.schedule_rows import Schedule, from_row
 from penstock.postgres.schedules import record_skips
-from penstock.postgres.statements import execute, fetch, fetchrow
 
 
 @dataclass(slots=True)

@@ -16,9 +16,8 @@ import orjson
 from penstock.contracts import subscription
 from penstock.core.schedule_policy import Skip
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, fetchrow, fetchval, query
 from penstock.postgres.schedule_rows import Schedule, Settings, from_row
-from penstock.postgres.statements import execute, fetch, fetchrow, fetchval
 
 # Notified when a schedule or a backfill may have something to do; the payload is the schedule.
 CHANNEL = "penstock_schedules"

@@ -57,7 +57,7 @@ async def change(
         if await fetchrow(connection, "types.lock", type_name) is None:
             raise types.not_found(type_name)
         before = await _one(connection, type_name, concurrency_key)
-        row = await fetchrow(
+        row: asyncpg.Record | None = await fetchrow(
             connection,
             "concurrency_keys.set",
             type_name,

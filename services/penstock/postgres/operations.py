@@ -34,7 +34,7 @@ MAX_RUNNING = 100
 # How long a process waits while another one runs a batch of the same operation.
 CONTENDED_S = 0.2
 
-Row = asyncpg.Record
+Row: TypeAlias = Any
 
 
 class Matches(NamedTuple):

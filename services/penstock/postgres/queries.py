@@ -37,7 +37,7 @@ def query(name: str) -> str:
     return load(file)[short]
 
 
-async def fetch(executor: Any, name: str, *arguments: Any) -> list[Any]:
+async def fetch(executor: Any, name: str, *arguments: Any) -> list[asyncpg.Record]:
     """The rows of a named query, with the errors of `connection.translated`.
 
     Args:
@@ -46,7 +46,7 @@ async def fetch(executor: Any, name: str, *arguments: Any) -> list[Any]:
         arguments: of the query.
     """
     with translated():
-        rows: list[Any] = await executor.fetch(query(name), *arguments)
+        rows: list[asyncpg.Record] = await executor.fetch(query(name), *arguments)
     return rows
 
 

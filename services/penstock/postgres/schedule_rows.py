@@ -130,6 +130,6 @@ def settings_of(row: Mapping[str, Any]) -> Settings:
     )
 
 
-def from_row(row: Mapping[str, Any]) -> Schedule:
+def from_row(row: Any) -> Schedule:
     """The schedule of a row."""
     return Schedule(settings_of(row), row["position"], row["next_tick"], row["queued"], row["queue_at"], row)

@@ -34,7 +34,7 @@ MAX_RUNNING = 100
 # How long a process waits while another one runs a batch of the same operation.
 CONTENDED_S = 0.2
 
-Row: TypeAlias = Any
+Row = asyncpg.Record
 
 
 class Matches(NamedTuple):
@@ -163,7 +163,7 @@ async def create(
     Raises:
         PostgresUnavailable: the row may be inserted or not; repeating the call is safe.
     """
-    return await fetchrow(
+    row: Row | None = await fetchrow(
         executor,
         "operations.create",
         operation_id,
@@ -177,6 +177,7 @@ async def create(
         Subject.FLOW if isinstance(verb, FlowVerb) else Subject.TASK,
         version,
     )
+    return row
 
 
 def is_running(operation: Row) -> bool:
@@ -200,7 +201,8 @@ async def get(executor: Any, operation_id: str) -> Row | None:
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    return await fetchrow(executor, "operations.get", operation_id)
+    row: Row | None = await fetchrow(executor, "operations.get", operation_id)
+    return row
 
 
 async def find(

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 import penstock.cli
 from penstock import process
-from penstock.cli.failures import Failure
+from penstock.cli.failures import report
 from penstock.cli.groups import LazyGroup, summarize
 from penstock.cli.inputs import Lines, callbacks_of, context_of
 from penstock.cli.main import cli
@@ -158,7 +158,7 @@ def test_an_unknown_verb_names_the_nearest_one(words: list[str], nearest: str | 
 )
 def test_each_kind_of_error_has_its_exit_status(error: PenstockError, status: int) -> None:
     """O8: scripts can distinguish errors; the documentation of the package lists the statuses."""
-    assert Failure(error).exit_code == status
+    assert report(error, json_=False) == status
     assert f"\n    {status} " in (penstock.cli.__doc__ or "")
 
     async def service(stopping: asyncio.Event, _ready: process.Ready) -> None:
@@ -171,9 +171,9 @@ def test_each_kind_of_error_has_its_exit_status(error: PenstockError, status: in
 
 def test_errors_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
     """O8: the errors name the next command, and many faults are shown up to a limit."""
-    Failure(GatewayUnavailable("no gateway answers at http://x")).show()
-    Failure(UnknownType("no such type", pointer="/type")).show()
-    Failure(Faults([InvalidRecord("bad", pointer=f"/{n}") for n in range(25)])).show()
+    report(GatewayUnavailable("no gateway answers at http://x"), json_=False)
+    report(UnknownType("no such type", pointer="/type"), json_=False)
+    report(Faults([InvalidRecord("bad", pointer=f"/{n}") for n in range(25)]), json_=False)
     errors = capsys.readouterr().err
     assert "penstock up" in errors
     assert "penstock types add" in errors

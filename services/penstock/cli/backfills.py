@@ -10,7 +10,7 @@ import click
 from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.inputs import naming_options
 from penstock.cli.names import SCHEDULE_NAME
-from penstock.cli.options import json_option, limit_option
+from penstock.cli.options import by_option, json_option, limit_option, rate_option
 from penstock.cli.output import counted, counts_text, moment, print_answer, print_list, progress, state_text
 from penstock.cli.param_types import Moment, Whole
 from penstock.client import SyncClient
@@ -19,23 +19,17 @@ from penstock.errors import PenstockError
 # The status of a backfill that was stopped, or of which a flow did not succeed.
 _NOT_SUCCEEDED = 1
 
-_by_option = click.option("--by", help="The name of the operator, for the audit. Default: user@host.")
-
 
 @click.command()
 @click.argument("name", type=SCHEDULE_NAME)
 @click.option("--since", type=Moment(), required=True, help="The first moment of the range.")
 @click.option("--until", type=Moment(), help="The last moment of the range. Default: now.")
-@click.option(
-    "--rate",
-    type=click.FloatRange(min=0.001, max=1_000_000),
-    help="The most flows that start a second. Default: no limit.",
-)
+@rate_option("The most flows that start a second. Default: no limit.")
 @click.option("--max-running", type=Whole(1), help="The most flows that run at once. Default: no limit.")
 @click.option("--rerun", is_flag=True, help="Run ticks again that have a flow; otherwise they are left.")
 @click.option("--dry-run", is_flag=True, help="Count the ticks, but start nothing.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as the backfill is stored.")
-@_by_option
+@by_option
 @gateway_option
 @json_option
 @click.pass_context
@@ -125,7 +119,7 @@ def backfills(schedule: str | None, limit: int, client: SyncClient, json_: bool)
 @click.command()
 @click.argument("backfill_id", metavar="BACKFILL", type=Whole(1))
 @click.option("--cancel", is_flag=True, help="Cancel its running flows, too; otherwise they go on.")
-@_by_option
+@by_option
 @client_options
 def stop(backfill_id: int, cancel: bool, by: str | None, client: SyncClient, json_: bool) -> None:
     """Stops a backfill: it starts no further flow."""

@@ -9,7 +9,7 @@ import click
 from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.options import json_option, list_options
 from penstock.cli.output import print_answer, print_list
 from penstock.cli.param_types import NO_LIMIT, OrNone, Whole
 from penstock.client import SyncClient
@@ -23,13 +23,12 @@ def keys() -> None:
 @keys.command("list")
 @click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.option("--key", help="List only this concurrency key.")
-@limit_option("keys")
-@all_option("keys")
+@list_options("keys")
 @client_options
-def list_(type_: str, key: str | None, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
+def list_(type_: str, key: str | None, limit: int | None, client: SyncClient, json_: bool) -> None:
     """Lists the concurrency keys that have settings of their own, with their tasks in flight."""
     print_list(
-        list(client.keys(type_, key=key, limit=None if all_ else limit)),
+        list(client.keys(type_, key=key, limit=limit)),
         ("key", "paused", "weight", "max in flight", "in flight"),
         lambda document: (
             document["key"],

@@ -11,7 +11,7 @@ import click
 from penstock.cli.confirmation import yes_option
 from penstock.cli.flow_views import watch_flow
 from penstock.cli.gateway import PATIENCE_S, gateway_option, labels_of, open_client
-from penstock.cli.options import json_option, label_option, together
+from penstock.cli.options import by_option, json_option, label_option, rate_option, states_option, together
 from penstock.cli.output import print_answer
 from penstock.cli.param_types import Moment, Whole
 from penstock.cli.running_operation import Operation
@@ -34,12 +34,10 @@ _options = together(
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
     click.option("--name", help="Only flows of this definition."),
     click.option("--of-version", "of_version", type=Whole(1), help="Only flows of this version."),
-    click.option(
+    states_option(
         "--status",
-        "statuses",
-        multiple=True,
-        type=click.Choice([status.value for status in FlowStatus]),
-        help="Only flows in this state. The option is repeatable. Default: every state in which the verb applies.",
+        FlowStatus,
+        "Only flows in this state. The option is repeatable. Default: every state in which the verb applies.",
     ),
     label_option("Only flows with this label. The option is repeatable; a flow must have all labels."),
     click.option("--created-since", type=Moment(), help="Only flows that were started then or later."),
@@ -50,14 +48,10 @@ _options = together(
     click.option(
         "--schedule", help="Only flows of this schedule, with those of its backfills and of reruns."
     ),
-    click.option(
-        "--rate",
-        type=click.FloatRange(min=0.001, max=1_000_000),
-        help="With a filter: the most flows a second. Default: no limit.",
-    ),
+    rate_option("With a filter: the most flows a second. Default: no limit."),
     click.option("--dry-run", is_flag=True, help="Show what would change, but change nothing."),
     yes_option,
-    click.option("--by", help="The name of the operator, for the audit. Default: user@host."),
+    by_option,
     gateway_option,
     json_option,
 )

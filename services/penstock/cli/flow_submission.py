@@ -15,11 +15,11 @@ from penstock.cli.inputs import callbacks_of, json_of, naming_options
 from penstock.cli.names import FLOW_NAME
 from penstock.cli.options import (
     PRIORITY,
-    all_option,
     callback_option,
+    events_option,
     json_option,
     label_option,
-    limit_option,
+    list_options,
 )
 from penstock.cli.output import moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Whole
@@ -50,11 +50,7 @@ from penstock.http.problems import Faults, relocated
     help="A text that identifies the submission: submitting it again returns the first flow.",
 )
 @callback_option("A target that is called when the flow ends.")
-@click.option(
-    "--events",
-    type=click.Choice(["final", "all"]),
-    help="The transitions that are published. Default: final.",
-)
+@events_option("The transitions that are published. Default: final.")
 @label_option("A label of the flow. The option is repeatable.")
 @click.option("--watch", "watch_", is_flag=True, help="Wait until the flow has ended, as `watch` does.")
 @gateway_option
@@ -207,13 +203,12 @@ def definitions(client: SyncClient, json_: bool) -> None:
 
 @click.command()
 @click.argument("name", type=FLOW_NAME)
-@limit_option("versions")
-@all_option("versions")
+@list_options("versions")
 @client_options
-def versions(name: str, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
+def versions(name: str, limit: int | None, client: SyncClient, json_: bool) -> None:
     """Lists the versions of a flow definition, newest first."""
     print_list(
-        list(client.flow_versions(name, limit=None if all_ else limit)),
+        list(client.flow_versions(name, limit=limit)),
         ("version", "uploaded", "by", "description"),
         lambda each: (
             str(each["version"]),

@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from penstock.cli.gateway import client_options, labels_of
-from penstock.cli.options import all_option, label_option, limit_option
+from penstock.cli.options import label_option, list_options, states_option
 from penstock.cli.output import (
     counts_text,
     fields,
@@ -36,13 +36,7 @@ flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
 
 @click.command("list")
 @click.option("--name", help="List only flows of this definition.")
-@click.option(
-    "--status",
-    "statuses",
-    multiple=True,
-    type=click.Choice([status.value for status in FlowStatus]),
-    help="List only flows in this state. The option is repeatable.",
-)
+@states_option("--status", FlowStatus, "List only flows in this state. The option is repeatable.")
 @label_option("List only flows with this label. The option is repeatable; a flow must have all labels.")
 @click.option("--since", type=Moment(), help="List only flows that were started then or later.")
 @click.option("--idempotency-key", help="List only the flow with this idempotency key.")
@@ -52,10 +46,9 @@ flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
 @click.option(
     "--schedule", help="List only flows of this schedule, with those of its backfills and of reruns."
 )
-@limit_option("flows")
-@all_option("flows")
+@list_options("flows")
 @client_options
-def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **options: Any) -> None:
+def list_(client: SyncClient, json_: bool, limit: int | None, **options: Any) -> None:
     """Lists flows, newest first; child flows only with --family."""
     found = client.list_flows(
         name=options["name"],
@@ -65,7 +58,7 @@ def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **options: An
         since=options["since"],
         family=options["family"],
         schedule=options["schedule"],
-        limit=None if all_ else limit,
+        limit=limit,
     )
     print_list(
         found,
@@ -198,21 +191,19 @@ def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:
     type=click.Choice(sorted({state.value for state in State})),
     help="List only tasks, or child flows, in this state. The option is repeatable.",
 )
-@limit_option("items")
-@all_option("items")
+@list_options("items")
 @client_options
 def items(
     flow_id: int,
     node: str,
     states: tuple[str, ...],
-    limit: int,
-    all_: bool,
+    limit: int | None,
     client: SyncClient,
     json_: bool,
 ) -> None:
     """Lists the tasks or child flows of a node, by item and recovery."""
     print_list(
-        client.flow_children(flow_id, node, state=states, limit=None if all_ else limit),
+        client.flow_children(flow_id, node, state=states, limit=limit),
         ("item", "recovery", "child", "state", "started", "ended", "error"),
         _child_row,
         f"node {node} has no such task or child flow",

@@ -15,11 +15,12 @@ from penstock.cli.inputs import callbacks_of, naming_options
 from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME
 from penstock.cli.options import (
     PRIORITY,
-    all_option,
     callback_option,
+    events_option,
     json_option,
     label_option,
     limit_option,
+    list_options,
 )
 from penstock.cli.output import fields, moment, print_answer, print_document, print_list, state_text, table
 from penstock.cli.param_types import Moment, Whole
@@ -60,11 +61,7 @@ def schedules() -> None:
 @click.option("--priority", type=PRIORITY, help="The order of release of the tasks. Default: MEDIUM.")
 @label_option("A label of the flows. The option is repeatable.")
 @callback_option("A target that is called when a flow of the schedule ends.")
-@click.option(
-    "--events",
-    type=click.Choice(["final", "all"]),
-    help="The transitions of the flows that are published. Default: final.",
-)
+@events_option("The transitions of the flows that are published. Default: final.")
 @click.option(
     "--catch-up",
     type=click.Choice([each.value for each in CatchUp]),
@@ -116,13 +113,12 @@ def add(
 
 @schedules.command("list")
 @click.option("--flow", type=FLOW_NAME, help="List only schedules of this definition.")
-@limit_option("schedules")
-@all_option("schedules")
+@list_options("schedules")
 @client_options
-def list_(flow: str | None, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
+def list_(flow: str | None, limit: int | None, client: SyncClient, json_: bool) -> None:
     """Lists schedules by name, with their next and their last tick."""
     print_list(
-        list(client.schedules(flow=flow, limit=None if all_ else limit)),
+        list(client.schedules(flow=flow, limit=limit)),
         ("name", "flow", "cron", "zone", "state", "next", "last", "started"),
         lambda each: (
             each["name"],

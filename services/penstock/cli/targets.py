@@ -11,7 +11,7 @@ from penstock.cli.callback_secrets import secrets
 from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.options import json_option, list_options
 from penstock.cli.output import console, fields, moment, print_answer, print_document, state_text, table
 from penstock.cli.param_types import Rate
 from penstock.client import SyncClient
@@ -48,8 +48,7 @@ class _RateOrNone(Rate):
     help="Show everything about the target with this URL, in every namespace.",
 )
 @click.option("--namespace", metavar="NAME", help="List only targets of this namespace.")
-@limit_option("targets")
-@all_option("targets")
+@list_options("targets")
 @gateway_option
 @json_option
 @click.pass_context
@@ -59,15 +58,14 @@ def targets(
     gateway: str | None,
     json_: bool,
     url: str | None,
-    limit: int,
-    all_: bool,
+    limit: int | None,
     **filters: Any,
 ) -> None:
     """Lists targets of callbacks with health and backlog; disables, enables and limits them."""
     if ctx.invoked_subcommand is not None:
         return
     with open_client(gateway) as client:
-        found = client.targets(**filters, url=url, limit=None if all_ or url is not None else limit)
+        found = client.targets(**filters, url=url, limit=None if url is not None else limit)
         if json_ and url is None:
             for target in found:
                 print_document(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from penstock.cli.param_types import Whole
 from penstock.cli.serving import extra
 from penstock.client import Flow
 from penstock.core.flow.plan import NodeKind, Plan
-from penstock.core.flow.replay import Decided, Difference, Record, RecordedNode, compare
+from penstock.core.flow.replay import Record, RecordedNode, compare
 from penstock.core.flow.state import NodeStatus, StopReason
 from penstock.errors import InvalidRecord, PenstockError
 
@@ -115,7 +116,10 @@ def diff(flow_id: int, version: int | None, file: Path | None, gateway: str | No
                 "version": flow.version,
                 "other": other["version"],
                 "equal": not found,
-                "differences": [_document(difference) for difference in found],
+                "differences": [
+                    {**dataclasses.asdict(difference), "sentence": difference.sentence}
+                    for difference in found
+                ],
             }
         )
     else:
@@ -154,16 +158,3 @@ def record_of(flow: Flow) -> Record:
         )
     stop = StopReason(flow.raw["stop"]) if flow.raw["stop"] else None
     return Record(nodes, stop, stopped_at)
-
-
-def _document(difference: Difference) -> dict[str, Any]:
-    return {
-        "node": difference.node,
-        "before": _decided(difference.before),
-        "after": _decided(difference.after),
-        "sentence": difference.sentence,
-    }
-
-
-def _decided(decided: Decided | None) -> dict[str, Any] | None:
-    return None if decided is None else {"status": decided.status, "after": decided.after}

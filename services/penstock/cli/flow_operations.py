@@ -10,11 +10,11 @@ import click
 
 from penstock.cli.confirmation import yes_option
 from penstock.cli.flow_views import watch_flow
-from penstock.cli.gateway import PATIENCE_S, gateway_option, labels_of, open_client
+from penstock.cli.gateway import PATIENCE_S, gateway_option, open_client
 from penstock.cli.options import by_option, json_option, label_option, rate_option, states_option, together
 from penstock.cli.output import print_answer
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.running_operation import Operation
+from penstock.cli.running_operation import Operation, filter_of
 from penstock.client import FlowFilter, SyncClient
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.flow.state import FlowStatus
@@ -143,19 +143,7 @@ def rerun(version: int | str, watch_: bool, **options: Any) -> None:
 
 
 def _run(verb: FlowVerb, options: Mapping[str, Any], **more: Any) -> None:
-    which = FlowFilter(
-        ids=options["ids"],
-        name=options["name"],
-        version=options["of_version"],
-        statuses=options["statuses"],
-        labels=labels_of(options["labels"]),
-        created_since=options["created_since"],
-        created_until=options["created_until"],
-        finished_since=options["finished_since"],
-        finished_until=options["finished_until"],
-        error=options["error"],
-        schedule=options["schedule"],
-    )
+    which = filter_of(FlowFilter, options, version=options["of_version"])
     wire = which.to_wire()
     if not wire:
         raise click.UsageError("give ids, or a filter such as --name")

@@ -18,6 +18,7 @@ from penstock.cli.output import (
     print_document,
     print_list,
     progress,
+    shorten,
     state_text,
     table,
 )
@@ -28,8 +29,6 @@ from penstock.core.task import State
 
 # The exit status when a watched flow did not succeed, as of `penstock watch`.
 _NOT_SUCCEEDED = 1
-# Flows that one tree shows at most.
-_MAX_FLOWS = 100
 
 flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
 
@@ -125,7 +124,11 @@ def _print_flow(flow: Flow) -> None:
         item = f", item {parent['item']}" if parent["item"] is not None else ""
         pairs.append(("parent", f"flow {parent['flow']}, node {parent['node']}{item}; root {raw['root_id']}"))
     pairs += [("recoveries", str(flow.generation))] if flow.generation else []
-    pairs += [(name, _shorten(raw[name])) for name in ("inputs", "output") if name in raw]
+    pairs += [
+        (name, shorten(json.dumps(raw[name], ensure_ascii=False)))
+        for name in ("inputs", "output")
+        if name in raw
+    ]
     pairs += [("error", flow.error)] if flow.error else []
     pairs += [("labels", ", ".join(f"{k}={v}" for k, v in flow.labels.items()))] if flow.labels else []
     for name in ("idempotency_key", "rerun_of", "schedule"):
@@ -135,27 +138,11 @@ def _print_flow(flow: Flow) -> None:
     fields(pairs)
 
 
-def _shorten(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
-
-
-def _tree(client: SyncClient, flow: Flow, depth: int) -> Iterator[list[str | Text]]:
-    flows = 1
-
-    def rows(shown: Flow, level: int) -> Iterator[list[str | Text]]:
-        nonlocal flows
-        for node in shown.nodes:
-            yield _row(node, level)
-            if node["flow"] is None or level >= depth:
-                continue
-            if flows >= _MAX_FLOWS:
-                yield ["  " * (level + 1) + "…", "", "", "", "", "", f"more than {_MAX_FLOWS} flows"]
-                return
-            flows += 1
-            yield from rows(client.get_flow(node["flow"]["id"]), level + 1)
-
-    yield from rows(flow, 0)
+def _tree(client: SyncClient, flow: Flow, depth: int, level: int = 0) -> Iterator[list[str | Text]]:
+    for node in flow.nodes:
+        yield _row(node, level)
+        if node["flow"] is not None and level < depth:
+            yield from _tree(client, client.get_flow(node["flow"]["id"]), depth, level + 1)
 
 
 def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import yes_option
-from penstock.cli.gateway import client_options, gateway_option, labels_of
+from penstock.cli.gateway import client_options, gateway_option
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
 from penstock.cli.options import (
@@ -30,7 +30,7 @@ from penstock.cli.output import (
     state_text,
 )
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.running_operation import Operation
+from penstock.cli.running_operation import Operation, filter_of
 from penstock.cli.tasks import list_
 from penstock.client import SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
@@ -134,20 +134,7 @@ def recover(**options: Any) -> None:
 
 
 def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None) -> None:
-    task_filter = TaskFilter(
-        ids=options["ids"],
-        type=options["type_"],
-        stage=options["stage"],
-        key=options["key"],
-        states=options["states"],
-        labels=labels_of(options["labels"]),
-        priorities=options["priorities"],
-        created_since=options["created_since"],
-        created_until=options["created_until"],
-        finished_since=options["finished_since"],
-        finished_until=options["finished_until"],
-        error=options["error"],
-    )
+    task_filter = filter_of(TaskFilter, options, type=options["type_"])
     if not task_filter.to_wire():
         raise click.UsageError("give ids, or a filter such as --type")
     done = _PARTICIPLES[verb]

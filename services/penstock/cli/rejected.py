@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -83,15 +84,7 @@ def _row(prefix: str, rejection: Rejection) -> tuple[str, ...]:
 
 
 def _wire(rejection: Rejection) -> dict[str, Any]:
-    return {
-        "topic": rejection.topic,
-        "partition": rejection.partition,
-        "offset": rejection.offset,
-        "pointer": rejection.pointer,
-        "reason": rejection.reason,
-        "rejected_at": rejection.rejected_at,
-        "original": rejection.original.decode(errors="replace"),
-    }
+    return {**dataclasses.asdict(rejection), "original": rejection.original.decode(errors="replace")}
 
 
 @rejected.command("replay")

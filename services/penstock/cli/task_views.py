@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.output import fields, moment, print_document, state_text, table
+from penstock.cli.output import fields, moment, print_document, shorten, state_text, table
 from penstock.client import Task, TaskProgress
 from penstock.contracts.progress import progress_line
 
@@ -82,7 +82,7 @@ def _shorten(value: Any) -> str:
     # JSON can be submitted again.
     structured = isinstance(value, Mapping | list)
     text = json.dumps(value, ensure_ascii=False) if structured else str(value)
-    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
+    return shorten(text)
 
 
 def error_text(error: Mapping[str, str] | None) -> str:

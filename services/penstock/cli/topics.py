@@ -1,4 +1,4 @@
-"""The verbs about topics: create, compare with the declaration, print access lists."""
+"""The verbs about topics: create, compare with the declaration, print access lists, bind."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from typing import Any
 
 import click
 
+from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.deployment import DeploymentSettings, data_dir_option
-from penstock.cli.groups import LazyGroup, LazyVerb
-from penstock.cli.options import json_option, kafka_option, kafka_options, prefix_option, together
+from penstock.cli.groups import Group
+from penstock.cli.options import (
+    json_option,
+    kafka_option,
+    kafka_options,
+    platform_options,
+    prefix_option,
+    together,
+)
 from penstock.cli.output import print_answer, print_document, table
 from penstock.cli.passwords import given_passwords
+from penstock.cli.serving import extra
 from penstock.core.access import DEFAULT_NAMESPACE, parse_namespaces
 from penstock.kafka.topology import acls as access
-from penstock.kafka.topology import topic_plan, users
+from penstock.kafka.topology import binding, topic_plan, users
 from penstock.kafka.topology.acls import AccessRule
 from penstock.kafka.topology.topics import PLATFORM
-from penstock.settings import Kafka
+from penstock.settings import Kafka, Platform
 
 # The exit status when the topics differ from their declaration.
 EXIT_DIFFERENT = 8
@@ -28,14 +37,7 @@ _USER = "User:"
 _PRINCIPAL = "User:penstock-{service}"
 
 
-_VERBS = {
-    "bind": LazyVerb(
-        "penstock.cli.binding", "bind", "Binds the prefix to the database, and shows to which one it belongs"
-    ),
-}
-
-
-@click.group(cls=LazyGroup, verbs=_VERBS, invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @kafka_option
 @prefix_option
 @click.option(
@@ -247,3 +249,45 @@ def grant(
             )
     if not plan.add:
         click.echo("the access lists have every entry")
+
+
+@topics.command("bind")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Bind the prefix also when it belongs to another database, whose place this one takes for good.",
+)
+@yes_option
+@platform_options
+@click.pass_context
+def bind(ctx: click.Context, /, *, replace: bool, yes: bool, json_: bool, **options: Any) -> None:
+    """Binds the prefix to the database, and shows to which one it belongs; status 8 if to another.
+
+    The first service to start does the same. A service refuses a prefix that belongs to another
+    database. A restored copy of a database needs no binding: it is the same database.
+    """
+    with extra("services", "binding"):
+        from penstock.postgres.deployment import read_deployment_id  # noqa: PLC0415 (optional packages)
+
+    async def work(settings: Platform, *, replace: bool) -> tuple[str, str | None]:
+        database = await read_deployment_id(settings.sessions)
+        return database, await binding.bind(settings, database, replace=replace)
+
+    with DeploymentSettings(Platform, options).explaining_errors("kafka", "postgres") as settings:
+        database, found = asyncio.run(work(settings, replace=False))
+        if replace and found not in (None, database):
+            if not yes:
+                confirm(
+                    f"the services of the database {found} would be refused from their next start on, and those of "
+                    f"{database} accepted"
+                )
+            database, found = asyncio.run(work(settings, replace=True))
+    if json_:
+        print_document({"database": database, "bound_to": found})
+    elif found is None:
+        click.echo("the prefix is not bound, because its topic is missing: run `penstock topics`")
+    elif found == database:
+        click.echo(f"the prefix {settings.prefix!r} belongs to this database ({database})")
+    else:
+        click.echo(binding.mismatch(settings, database, found))
+    ctx.exit(0 if found == database else EXIT_DIFFERENT)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from penstock.cli.flow_files import FILE, valid
+from penstock.cli.flow_group import flows
 from penstock.cli.flow_views import flow_argument
 from penstock.cli.gateway import gateway_option, open_client
 from penstock.cli.options import json_option
@@ -27,7 +28,7 @@ from penstock.errors import InvalidRecord, PenstockError
 _DIFFERENT = 1
 
 
-@click.command()
+@flows.command()
 @click.argument("source", metavar="FILE|ID")
 @click.option("--svg", "svg_", is_flag=True, help="Print an SVG picture instead of text.")
 @gateway_option
@@ -81,7 +82,7 @@ def _state(node: Mapping[str, Any]) -> str:
     return f"{node['status']}, {items['succeeded']:,} of {items['total']:,} items"
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @click.option("--version", type=Whole(1), help="The uploaded version to compare with.")
 @click.option("--file", type=FILE, help="A file with the definition to compare with, before its upload.")

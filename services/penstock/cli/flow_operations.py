@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import yes_option
+from penstock.cli.flow_group import flows
 from penstock.cli.flow_views import watch_flow
 from penstock.cli.gateway import PATIENCE_S, gateway_option, open_client
 from penstock.cli.options import by_option, json_option, label_option, rate_option, states_option, together
@@ -57,7 +58,7 @@ _options = together(
 )
 
 
-@click.command()
+@flows.command()
 @_options
 def pause(**options: Any) -> None:
     """Pauses flows: nothing new starts in them, and what runs goes on to its end.
@@ -69,14 +70,14 @@ def pause(**options: Any) -> None:
     _run(FlowVerb.PAUSE, options)
 
 
-@click.command()
+@flows.command()
 @_options
 def resume(**options: Any) -> None:
     """Resumes paused flows; ids and filters as of `penstock flows pause`."""
     _run(FlowVerb.RESUME, options)
 
 
-@click.command()
+@flows.command()
 @_options
 def cancel(**options: Any) -> None:
     """Cancels flows with all their tasks and child flows; ids and filters as of `pause`."""
@@ -99,7 +100,7 @@ _watch_option = click.option(
 )
 
 
-@click.command()
+@flows.command()
 @_watch_option
 @click.option(
     "--node",
@@ -127,7 +128,7 @@ def recover(nodes: tuple[str, ...], version: int | str, watch_: bool, **options:
     _run(FlowVerb.RECOVER, options, nodes=nodes, version=version, watch=watch_)
 
 
-@click.command()
+@flows.command()
 @click.option(
     "--version",
     type=_Version(),

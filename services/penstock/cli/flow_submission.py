@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from penstock.cli.flow_files import FILE, REFUSED, children_first, print_faults, validated
+from penstock.cli.flow_group import flows
 from penstock.cli.flow_views import watch_flow
 from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
 from penstock.cli.inputs import callbacks_of, json_of, naming_options
@@ -29,7 +30,7 @@ from penstock.errors import Conflict, Invalid, InvalidRecord, PenstockError
 from penstock.http.problems import Faults, relocated
 
 
-@click.command()
+@flows.command()
 @click.argument("flow", metavar="NAME", type=FLOW_NAME)
 @click.option(
     "--input",
@@ -108,7 +109,7 @@ def _inputs_of(pairs: tuple[str, ...], whole: str | None) -> dict[str, Any]:
     return inputs
 
 
-@click.command()
+@flows.command()
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @gateway_option
 @json_option
@@ -183,7 +184,7 @@ def _located(error: Invalid, file: Path) -> Invalid:
     return relocated(error, move)
 
 
-@click.command()
+@flows.command()
 @client_options
 def definitions(client: SyncClient, json_: bool) -> None:
     """Lists the flow definitions with their newest versions."""
@@ -201,7 +202,7 @@ def definitions(client: SyncClient, json_: bool) -> None:
     )
 
 
-@click.command()
+@flows.command()
 @click.argument("name", type=FLOW_NAME)
 @list_options("versions")
 @client_options
@@ -221,7 +222,7 @@ def versions(name: str, limit: int | None, client: SyncClient, json_: bool) -> N
     )
 
 
-@click.command("send-event")
+@flows.command("send-event")
 @click.argument("name")
 @click.option(
     "--key", default="", help="The key of the waits. Default: the empty key, as of waits without one."

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from penstock.cli.flow_group import flows
 from penstock.cli.gateway import client_options, labels_of
 from penstock.cli.options import label_option, list_options, states_option
 from penstock.cli.output import (
@@ -33,7 +34,7 @@ _NOT_SUCCEEDED = 1
 flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
 
 
-@click.command("list")
+@flows.command("list")
 @click.option("--name", help="List only flows of this definition.")
 @states_option("--status", FlowStatus, "List only flows in this state. The option is repeatable.")
 @label_option("List only flows with this label. The option is repeatable; a flow must have all labels.")
@@ -88,7 +89,7 @@ def _status_text(flow: Flow) -> Text:
     return state_text(flow.status)
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @click.option(
     "--depth",
@@ -168,7 +169,7 @@ def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:
     ]
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @click.argument("node")
 @click.option(
@@ -215,7 +216,7 @@ def _child_row(child: Mapping[str, Any]) -> list[str | Text]:
     ]
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @client_options
 @click.pass_context
@@ -242,7 +243,7 @@ def watch_flow(client: SyncClient, flow_id: int, *, generation: int = 0, json_: 
     return 0 if flow.status is FlowStatus.SUCCEEDED else _NOT_SUCCEEDED
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @client_options
 def why(flow_id: int, client: SyncClient, json_: bool) -> None:

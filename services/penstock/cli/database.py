@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.deployment import deployment_settings
 from penstock.cli.groups import Group
 from penstock.cli.options import json_option, postgres_options
 from penstock.cli.output import print_document
@@ -49,7 +49,7 @@ def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **o
         from penstock.postgres.migrations import migrate as run_migrate  # noqa: PLC0415 (optional packages)
         from penstock.postgres.roles import apply as apply_roles  # noqa: PLC0415 (optional packages)
     report: dict[str, Any] = {}
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         report["applied"] = asyncio.run(run_migrate(settings.sessions, Step(step) if step else None))
         if roles:
             revoke = step == Step.POST.value
@@ -84,7 +84,7 @@ def plan(role_prefix: str, *, json_: bool, **options: Any) -> None:
     """Compares the roles' rights with their declaration; the status is 7 if a right is missing."""
     with extra("services", "roles"):
         from penstock.postgres.roles import plan as compare  # noqa: PLC0415 (optional packages)
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         difference = asyncio.run(compare(settings.sessions, role_prefix))
     if json_:
         print_document({"add": difference.add, "revoke": difference.revoke})
@@ -110,7 +110,7 @@ def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> Non
     """Creates the roles and grants the rights that they lack; running it again changes nothing."""
     with extra("services", "roles"):
         from penstock.postgres.roles import apply as apply_roles  # noqa: PLC0415 (optional packages)
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         difference = asyncio.run(apply_roles(settings.sessions, role_prefix, revoke=revoke))
     done = [*difference.add, *(difference.revoke if revoke else ())]
     if json_:
@@ -148,7 +148,7 @@ def login(owner: str | None, role_prefix: str, *, json_: bool, **options: Any) -
     if owner is not None:
         by_service["owner"] = owner
     passwords = {by_service[name]: password for name, password in given_passwords(by_service).items()}
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         done = asyncio.run(
             logins.apply(settings.sessions, passwords, secrets.token_bytes, prefix=role_prefix, owner=owner)
         )

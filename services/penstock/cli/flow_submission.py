@@ -121,11 +121,14 @@ def upload(files: tuple[Path, ...], gateway: str | None, json_: bool) -> None:
     refuse others, for example because of a task type that it does not know. Then all files are
     uploaded that do not depend on a refused one. In both cases the status is 3.
     """
-    found = validated(files, None, others_exist=True)
-    if any(faults for _, faults in found.values()):
-        for file, (_, faults) in found.items():
-            if faults:
-                print_faults(file, faults, json_=json_)
+    found = validated(files, None)
+    invalid = False
+    for file, (_, faults) in found.items():
+        # The gateway may have child flows that are not among the files.
+        if own := [fault for fault in faults if fault.code != "unknown_flow"]:
+            print_faults(file, own, json_=json_)
+            invalid = True
+    if invalid:
         click.get_current_context().exit(REFUSED)
     refused: dict[str, Path] = {}
     with open_client(gateway) as client:
@@ -141,7 +144,11 @@ def upload(files: tuple[Path, ...], gateway: str | None, json_: bool) -> None:
                 _print_refusal(file, located, json_=json_)
                 refused[definition["flow"]] = file
             else:
-                _print_stored(file, stored, json_=json_)
+                print_answer(
+                    {name: stored[name] for name in ("name", "version", "created_at")},
+                    f"{file}: flow {stored['name']}, version {stored['version']} is stored",
+                    json_=json_,
+                )
     if refused:
         click.get_current_context().exit(REFUSED)
 
@@ -150,14 +157,6 @@ def _require_children(definition: Mapping[str, Any], refused: Mapping[str, Path]
     for name, _ in references(definition):
         if name in refused:
             raise InvalidRecord(f"not uploaded, because its child flow {name!r} in {refused[name]} is not")
-
-
-def _print_stored(file: Path, stored: Mapping[str, Any], *, json_: bool) -> None:
-    print_answer(
-        {name: stored[name] for name in ("name", "version", "created_at")},
-        f"{file}: flow {stored['name']}, version {stored['version']} is stored",
-        json_=json_,
-    )
 
 
 def _print_refusal(file: Path, error: PenstockError, *, json_: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import data_dir_option, environment, given_data_dir
+from penstock.cli.deployment import data_dir_option, gateway_address, given_data_dir
 from penstock.cli.options import json_option, together
 from penstock.client import SyncClient
 from penstock.errors import InvalidRecord
@@ -56,7 +56,7 @@ def open_client(
         SettingsError: no deployment runs in the data directory, or the address is no URL.
     """
     return SyncClient(
-        url or environment("gateway").get("PENSTOCK_GATEWAY"),
+        url or gateway_address(),
         patience_s=PATIENCE_S if patience_s is None else patience_s,
         timeout_s=timeout_s,
         data_dir=given_data_dir(),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.deployment import deployment_settings
 from penstock.cli.gateway import without_empty
 from penstock.cli.groups import Group
 from penstock.cli.options import postgres_options
@@ -44,7 +44,7 @@ def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
         ) as pool:
             return [_document(row) for row in await statements.parts(pool, dropped=all_, limit=limit)]
 
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         days = asyncio.run(fetch(settings))
     print_list(
         days,
@@ -126,7 +126,7 @@ def run(
             "left": remaining["retired"],
         }
 
-    with DeploymentSettings(TaskSyncSettings, overrides).explaining_errors("postgres", "objects") as settings:
+    with deployment_settings(TaskSyncSettings, overrides, "postgres", "objects") as settings:
         outcome = asyncio.run(plan(settings) if dry_run else work(settings))
     if json_:
         print_document({"dry_run": dry_run, **outcome})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,7 +12,7 @@ from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
 from penstock.cli.options import json_option, list_options
-from penstock.cli.output import console, fields, moment, print_answer, print_document, state_text, table
+from penstock.cli.output import fields, moment, print_answer, print_document, print_list, state_text, table
 from penstock.cli.param_types import Rate
 from penstock.client import SyncClient
 from penstock.core.access import DEFAULT_NAMESPACE
@@ -66,45 +66,38 @@ def targets(
         return
     with open_client(gateway) as client:
         found = client.targets(**filters, url=url, limit=None if url is not None else limit)
-        if json_ and url is None:
-            for target in found:
-                print_document(target)
-            return
-        matching = list(found)
-    if url is not None:
-        _print_details(url, matching, filters["namespace"], json_=json_)
-    elif matching:
-        _print_list(matching)
-    elif any(filters.values()):
-        console().print("no such targets; `penstock targets` lists all targets")
-    else:
-        console().print(
-            "no targets: no task had a callback yet; `penstock submit TYPE --callback URL` submits a task with one"
-        )
+        if url is not None:
+            _print_details(url, list(found), filters["namespace"], json_=json_)
+        else:
+            _print_list(found, narrowed=any(filters.values()), json_=json_)
 
 
-def _print_list(targets: Sequence[Mapping[str, Any]]) -> None:
+def _print_list(targets: Iterable[Mapping[str, Any]], *, narrowed: bool, json_: bool) -> None:
+    # JSON is printed as it comes.
+    shown = targets if json_ else list(targets)
     # Most deployments have one namespace only, and need no column for it.
-    several = any(target["namespace"] != DEFAULT_NAMESPACE for target in targets)
-    table(
+    several = not json_ and any(target["namespace"] != DEFAULT_NAMESPACE for target in shown)
+    print_list(
+        shown,
         (
             "target",
             *(["namespace"] if several else []),
             *("state", "slow", "normal+diverted+held", "rate", "called", "reason or last error"),
         ),
-        [
-            (
-                target["url"],
-                *([target["namespace"]] if several else []),
-                state_text(target["state"]),
-                str(target["count"]),
-                _backlog_text(target),
-                "" if target["rate"] is None else f"{target['rate']:g}/s",
-                moment(target["called_at"]),
-                target["why"] or (target["attempts"][-1]["message"] if target["attempts"] else ""),
-            )
-            for target in targets
-        ],
+        lambda target: (
+            target["url"],
+            *([target["namespace"]] if several else []),
+            state_text(target["state"]),
+            str(target["count"]),
+            _backlog_text(target),
+            "" if target["rate"] is None else f"{target['rate']:g}/s",
+            moment(target["called_at"]),
+            target["why"] or (target["attempts"][-1]["message"] if target["attempts"] else ""),
+        ),
+        "no such targets; `penstock targets` lists all targets"
+        if narrowed
+        else "no targets: no task had a callback yet; `penstock submit TYPE --callback URL` submits a task with one",
+        json_=json_,
     )
 
 

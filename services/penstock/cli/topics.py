@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
+from penstock.cli.deployment import data_dir_option, deployment_settings
 from penstock.cli.groups import Group
 from penstock.cli.options import (
     json_option,
@@ -56,7 +56,7 @@ def topics(ctx: click.Context, /, replication: int | None, json_: bool, **option
     """
     if ctx.invoked_subcommand is not None:
         return
-    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         created = asyncio.run(topic_plan.create(settings, replication=replication))
     names = [settings.prefix + topic.name for topic in PLATFORM]
     if json_:
@@ -70,7 +70,7 @@ def topics(ctx: click.Context, /, replication: int | None, json_: bool, **option
 @click.pass_context
 def plan(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
     """Shows how the topics differ from their declaration; the status is 8 if one differs."""
-    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         differences = asyncio.run(topic_plan.plan(settings))
     _print_differences(differences, applied=(), json_=json_)
     ctx.exit(EXIT_DIFFERENT if differences else 0)
@@ -87,7 +87,7 @@ def apply(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
         remaining = await topic_plan.apply(settings, differences)
         return [difference for difference in differences if difference.refused is None], remaining
 
-    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         applied, remaining = asyncio.run(work(settings))
     _print_differences(remaining, applied=applied, json_=json_)
     ctx.exit(EXIT_DIFFERENT if remaining else 0)
@@ -183,8 +183,8 @@ def acls(
     The command needs no connection to Kafka. With --json it prints the `authorization` of a Strimzi
     KafkaUser for each service.
     """
-    settings = DeploymentSettings(Kafka, options, connects=False).settings
-    allowed = _rules(settings.prefix, services, types, namespaces)
+    with deployment_settings(Kafka, options) as settings:
+        allowed = _rules(settings.prefix, services, types, namespaces)
     print_answer(access.strimzi(allowed), "\n".join(access.commands(allowed, principal)), json_=json_)
 
 
@@ -221,14 +221,12 @@ def grant(
     if len(passwords) < len(given):
         raise click.UsageError("--principal must have {service}, because services have different passwords")
 
-    deployment = DeploymentSettings(Kafka, options)
-    rules = _rules(deployment.settings.prefix, services, types, namespaces)
-
     async def work(settings: Kafka) -> users.Plan:
+        rules = _rules(settings.prefix, services, types, namespaces)
         await users.set_passwords(settings, passwords, secrets.token_bytes)
         return await users.grant(settings, rules, principal, revoke=revoke)
 
-    with deployment.explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         plan = asyncio.run(work(settings))
     if json_:
         print_document(
@@ -273,7 +271,7 @@ def bind(ctx: click.Context, /, *, replace: bool, yes: bool, json_: bool, **opti
         database = await read_deployment_id(settings.sessions)
         return database, await binding.bind(settings, database, replace=replace)
 
-    with DeploymentSettings(Platform, options).explaining_errors("kafka", "postgres") as settings:
+    with deployment_settings(Platform, options, "kafka", "postgres") as settings:
         database, found = asyncio.run(work(settings, replace=False))
         if replace and found not in (None, database):
             if not yes:

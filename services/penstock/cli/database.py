@@ -12,7 +12,7 @@ import click
 from penstock.cli.deployment import deployment_settings
 from penstock.cli.groups import Group
 from penstock.cli.options import json_option, postgres_options
-from penstock.cli.output import print_document
+from penstock.cli.output import print_answer, print_document
 from penstock.cli.passwords import given_passwords
 from penstock.cli.serving import extra
 from penstock.core.migration_steps import Step
@@ -86,15 +86,10 @@ def plan(role_prefix: str, *, json_: bool, **options: Any) -> None:
         from penstock.postgres.roles import plan as compare  # noqa: PLC0415 (optional packages)
     with deployment_settings(Platform, options, "postgres") as settings:
         difference = asyncio.run(compare(settings.sessions, role_prefix))
-    if json_:
-        print_document({"add": difference.add, "revoke": difference.revoke})
-    else:
-        for statement in difference.add:
-            click.echo(f"{statement};")
-        for statement in difference.revoke:
-            click.echo(f"{statement};  -- with --revoke")
-        if not (difference.add or difference.revoke):
-            click.echo("the roles are as declared")
+    lines = [f"{statement};" for statement in difference.add]
+    lines += [f"{statement};  -- with --revoke" for statement in difference.revoke]
+    document = {"add": difference.add, "revoke": difference.revoke}
+    print_answer(document, "\n".join(lines) or "the roles are as declared", json_=json_)
     click.get_current_context().exit(EXIT_RIGHTS_MISSING if difference.add else 0)
 
 

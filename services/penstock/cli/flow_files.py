@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,19 +77,16 @@ def children_first(definitions: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]
     files: dict[str, list[Path]] = {}
     for file in sorted(definitions, key=lambda file: definitions[file]["version"]):
         files.setdefault(definitions[file]["flow"], []).append(file)
-    order: dict[Path, None] = {}
-    # An explicit stack, because files may nest deeper than Python calls.
-    waiting = [(name, False) for name in reversed([each["flow"] for each in definitions.values()])]
-    begun: set[str] = set()
-    while waiting:
-        name, children_done = waiting.pop()
-        if children_done:
-            order.update(dict.fromkeys(files[name]))
-        elif name in files and name not in begun:
-            begun.add(name)
-            waiting.append((name, True))
-            waiting += [(child, False) for file in files[name] for child, _ in references(definitions[file])]
-    return ((file, definitions[file]) for file in order)
+    children = {
+        name: [child for file in files[name] for child, _ in references(definitions[file]) if child in files]
+        for name in dict.fromkeys(each["flow"] for each in definitions.values())
+    }
+    try:
+        order = [*TopologicalSorter(children).static_order()]
+    except CycleError:
+        # The gateway refuses these definitions, and says why.
+        order = [*children]
+    return ((file, definitions[file]) for name in order for file in files[name])
 
 
 def valid(file: Path) -> Any:

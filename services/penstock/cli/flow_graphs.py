@@ -15,7 +15,7 @@ from penstock.cli.flow_group import flows
 from penstock.cli.flow_views import flow_argument
 from penstock.cli.gateway import gateway_option, open_client
 from penstock.cli.options import json_option
-from penstock.cli.output import console, counted, print_document, table
+from penstock.cli.output import console, counted, print_answer, print_document, table
 from penstock.cli.param_types import Whole
 from penstock.cli.serving import extra
 from penstock.client import Flow
@@ -109,28 +109,19 @@ def diff(flow_id: int, version: int | None, file: Path | None, gateway: str | No
             )
     plan = Plan.from_wire(_definition(flow))
     found = compare(plan, Plan.from_wire(other), record_of(flow))
-    if json_:
-        print_document(
-            {
-                "id": flow.id,
-                "flow": flow.name,
-                "version": flow.version,
-                "other": other["version"],
-                "equal": not found,
-                "differences": [
-                    {**dataclasses.asdict(difference), "sentence": difference.sentence}
-                    for difference in found
-                ],
-            }
-        )
-    else:
-        for difference in found:
-            click.echo(difference.sentence)
-        if not found:
-            click.echo(
-                f"version {other['version']} decides flow {flow.id} as version {flow.version} did: "
-                f"{counted(len(plan.nodes), 'node')}"
-            )
+    document = {
+        "id": flow.id,
+        "flow": flow.name,
+        "version": flow.version,
+        "other": other["version"],
+        "equal": not found,
+        "differences": [{**dataclasses.asdict(each), "sentence": each.sentence} for each in found],
+    }
+    equal = (
+        f"version {other['version']} decides flow {flow.id} as version {flow.version} did: "
+        f"{counted(len(plan.nodes), 'node')}"
+    )
+    print_answer(document, "\n".join(each.sentence for each in found) or equal, json_=json_)
     if found:
         click.get_current_context().exit(_DIFFERENT)
 

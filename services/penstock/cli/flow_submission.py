@@ -11,8 +11,8 @@ import click
 from penstock.cli.flow_files import FILE, REFUSED, children_first, print_faults, validated
 from penstock.cli.flow_group import flows
 from penstock.cli.flow_views import watch_flow
-from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import callbacks_of, json_of, naming_options
+from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
+from penstock.cli.inputs import json_of, naming_options
 from penstock.cli.names import FLOW_NAME
 from penstock.cli.options import (
     PRIORITY,
@@ -63,8 +63,6 @@ def submit(
     flow: str,
     pairs: tuple[str, ...],
     inputs: str | None,
-    callbacks: tuple[str, ...],
-    labels: tuple[str, ...],
     watch_: bool,
     gateway: str | None,
     json_: bool,
@@ -74,13 +72,7 @@ def submit(
 
     `--input day=2026-11-23 --input size:=5` gives a text and a number.
     """
-    wire = without_empty(
-        flow=flow,
-        inputs=_inputs_of(pairs, inputs),
-        callbacks=callbacks_of(callbacks),
-        labels=labels_of(labels),
-        **options,
-    )
+    wire = without_empty(flow=flow, inputs=_inputs_of(pairs, inputs), **options)
     with open_client(gateway) as client:
         with naming_options(below="/0"):
             [submitted] = client.submit_flows([wire])

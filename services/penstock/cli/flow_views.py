@@ -10,7 +10,7 @@ import click
 from rich.text import Text
 
 from penstock.cli.flow_group import flows
-from penstock.cli.gateway import client_options, labels_of
+from penstock.cli.gateway import client_options
 from penstock.cli.options import label_option, list_options, states_option
 from penstock.cli.output import (
     counts_text,
@@ -53,7 +53,7 @@ def list_(client: SyncClient, json_: bool, limit: int | None, **options: Any) ->
     found = client.list_flows(
         name=options["name"],
         status=options["statuses"],
-        labels=labels_of(options["labels"]),
+        labels=options["labels"],
         idempotency_key=options["idempotency_key"],
         since=options["since"],
         family=options["family"],

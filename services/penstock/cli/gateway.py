@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -10,8 +10,8 @@ import click
 
 from penstock.cli.deployment import data_dir_option, gateway_address, given_data_dir
 from penstock.cli.options import json_option, together
+from penstock.cli.param_types import NO_LIMIT
 from penstock.client import SyncClient
-from penstock.errors import InvalidRecord
 
 # How long a verb waits for a gateway, in seconds: long enough for a restart, and short enough for a
 # person.
@@ -63,21 +63,11 @@ def open_client(
     )
 
 
-def labels_of(pairs: tuple[str, ...]) -> dict[str, str]:
-    """The labels of `name=value` options.
-
-    Raises:
-        InvalidRecord: an option has no `=`, or no name.
-    """
-    labels = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InvalidRecord(f"--label {pair!r} has no name and value: write --label name=value")
-        labels[name] = value
-    return labels
-
-
 def without_empty(**options: Any) -> dict[str, Any]:
     """The options that have a value."""
     return {name: value for name, value in options.items() if value not in (None, (), {})}
+
+
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a value, with None for `none`, which removes a limit."""
+    return {name: None if value == NO_LIMIT else value for name, value in without_empty(**options).items()}

@@ -73,18 +73,30 @@ def parse_json(data: bytes) -> Any:
     return orjson.loads(data)
 
 
-def callbacks_of(texts: Sequence[str], *, none: bool = False) -> list[Any] | None:
+def labels_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    """The labels of `name=value` options.
+
+    Raises:
+        InvalidRecord: an option has no `=`, or no name.
+    """
+    labels = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidRecord(f"--label {pair!r} has no name and value: write --label name=value")
+        labels[name] = value
+    return labels
+
+
+def callbacks_of(texts: Sequence[str]) -> list[Any] | None:
     """The wire value of `--callback` options; None without options.
 
     Args:
         texts: values of the options.
-        none: the task has no callbacks, instead of those of its type.
 
     Raises:
         InvalidRecord: a file cannot be read, or an object is not JSON. The text does not quote it.
     """
-    if none:
-        return []
     return [_callback_of(text, f"/callbacks/{index}") for index, text in enumerate(texts)] or None
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from penstock.cli.deployment import data_dir_option
-from penstock.cli.inputs import CALLBACK_FORMS
+from penstock.cli.inputs import CALLBACK_FORMS, callbacks_of, labels_of
 from penstock.cli.param_types import Whole
 from penstock.core.task import Priority
 
@@ -54,18 +54,26 @@ platform_options = together(kafka_option, postgres_option, prefix_option, data_d
 
 
 def label_option(text: str) -> Callable[[Verb], Verb]:
-    """The option --label, with its help."""
-    return click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help=text)
+    """The option --label, with its help; the verb gets the labels by name."""
+    return click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help=text,
+        callback=lambda _ctx, _option, pairs: labels_of(pairs),
+    )
 
 
 def callback_option(text: str) -> Callable[[Verb], Verb]:
-    """The option --callback, with the beginning of its help."""
+    """The option --callback, with the beginning of its help; the verb gets wire values, or None."""
     return click.option(
         "--callback",
         "callbacks",
         multiple=True,
         metavar="URL|JSON|@FILE",
         help=f"{text} {CALLBACK_FORMS}",
+        callback=lambda _ctx, _option, texts: callbacks_of(texts),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from penstock.cli.confirmation import confirm
-from penstock.cli.gateway import labels_of, open_client
+from penstock.cli.gateway import open_client
 from penstock.cli.output import counted, counts_text, print_document, progress
 from penstock.client import FlowFilter, Operated, SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
@@ -24,7 +24,7 @@ def filter_of(kind: type[Filter], options: Mapping[str, Any], **named: Any) -> F
     """The filter of the options that have the names of its fields, and of others by name."""
     names = [field.name for field in dataclasses.fields(kind) if field.name in options]
     given = {name: options[name] for name in names}
-    return kind(**{**given, "labels": labels_of(options["labels"]), **named})
+    return kind(**{**given, **named})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
+from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
-from penstock.cli.inputs import callbacks_of, naming_options
+from penstock.cli.inputs import naming_options
 from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME
 from penstock.cli.options import (
     PRIORITY,
@@ -33,7 +33,6 @@ from penstock.cli.output import (
     print_list,
     progress,
     state_text,
-    table,
 )
 from penstock.cli.param_types import Moment, Whole
 from penstock.client import SyncClient
@@ -102,28 +101,14 @@ def schedules() -> None:
 )
 @gateway_option
 @json_option
-def add(
-    name: str,
-    input_: str | None,
-    labels: tuple[str, ...],
-    callbacks: tuple[str, ...],
-    gateway: str | None,
-    json_: bool,
-    **options: Any,
-) -> None:
+def add(name: str, input_: str | None, gateway: str | None, json_: bool, **options: Any) -> None:
     """Creates a schedule, or replaces its settings; options that are missing mean defaults."""
-    settings = without_empty(
-        input=input_, labels=labels_of(labels), callbacks=callbacks_of(callbacks), **options
-    )
+    settings = without_empty(input=input_, **options)
     with open_client(gateway) as client, naming_options():
         schedule = client.put_schedule(name, **settings)
-    if json_:
-        print_document(schedule)
-    else:
-        state = "paused" if schedule["paused"] else f"next at {moment(schedule['next_tick'])}"
-        click.echo(
-            f"schedule {name}: flow {schedule['flow']} by {schedule['cron']}, {schedule['zone']}; {state}"
-        )
+    state = "paused" if schedule["paused"] else f"next at {moment(schedule['next_tick'])}"
+    text = f"schedule {name}: flow {schedule['flow']} by {schedule['cron']}, {schedule['zone']}; {state}"
+    print_answer(schedule, text, json_=json_)
 
 
 @schedules.command("list")
@@ -217,11 +202,9 @@ def remove(name: str, client: SyncClient, json_: bool) -> None:
 def next_(name: str, count: int, after: datetime | None, client: SyncClient, json_: bool) -> None:
     """Shows the next ticks of a schedule, in its zone and in UTC."""
     ticks = client.schedule_ticks(name, count=count, after=after)
-    if json_:
-        for tick in ticks:
-            print_document(tick)
-    else:
-        table(("in its zone", "in UTC"), ((tick["local"], tick["tick"]) for tick in ticks))
+    print_list(
+        ticks, ("in its zone", "in UTC"), lambda tick: (tick["local"], tick["tick"]), "no ticks", json_=json_
+    )
 
 
 @schedules.command()
@@ -255,11 +238,10 @@ def skips(name: str, limit: int, client: SyncClient, json_: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Count the ticks, but start nothing.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as the backfill is stored.")
 @by_option
-@gateway_option
-@json_option
+@client_options
 @click.pass_context
 def backfill(
-    ctx: click.Context, /, name: str, no_wait: bool, gateway: str | None, json_: bool, **options: Any
+    ctx: click.Context, /, name: str, no_wait: bool, client: SyncClient, json_: bool, **options: Any
 ) -> None:
     """Runs a schedule over a past range, and waits until all flows have ended.
 
@@ -268,7 +250,7 @@ def backfill(
     """
     dry_run = options["dry_run"]
     known: list[int] = []
-    with open_client(gateway) as client, progress(quiet=json_ or dry_run) as bar:
+    with progress(quiet=json_ or dry_run) as bar:
         task = bar.add_task(f"backfill of {name}", total=None)
 
         def show(found: Mapping[str, Any]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import Lines, callbacks_of, context_of, naming_options
+from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
+from penstock.cli.inputs import Lines, context_of, naming_options
 from penstock.cli.names import TYPE_NAME
 from penstock.cli.options import (
     PRIORITY,
@@ -31,8 +31,7 @@ from penstock.cli.output import (
     state_text,
 )
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.task_views import error_text, print_end, print_task
-from penstock.cli.watching import watch_tasks
+from penstock.cli.task_views import error_text, print_end, print_task, watch_tasks
 from penstock.client import SubmissionsRefused, Submitted, SyncClient
 from penstock.client.arguments import encode_moment
 from penstock.client.chunks import ids_text
@@ -118,12 +117,12 @@ def submit(
         )
     if options["callbacks"] and options["no_callbacks"]:
         raise click.UsageError("give --callback or --no-callbacks, but not both")
-    callbacks = callbacks_of(options.pop("callbacks"), none=options.pop("no_callbacks"))
-    labels = labels_of(options.pop("labels"))
+    if options.pop("no_callbacks"):
+        options["callbacks"] = []
     if options["run_at"] is not None:
         options["run_at"] = encode_moment(options["run_at"], "run_at")
     # Every other option has the name of its field in the submission.
-    wire = without_empty(type=type_, callbacks=callbacks, labels=labels, **options)
+    wire = without_empty(type=type_, **options)
     if context is not None:
         wire |= {"content_type": content_type, "context": context_of(context, content_type)}
     with open_client(gateway) as client:
@@ -249,7 +248,7 @@ def _filters(options: Mapping[str, Any]) -> dict[str, Any]:
         "state": options.get("states") or (),
         "stage": options.get("stage"),
         "key": options.get("key"),
-        "labels": labels_of(options.get("labels") or ()),
+        "labels": options.get("labels"),
         "idempotency_key": options.get("idempotency_key"),
     }
 

@@ -59,10 +59,8 @@ def topics(ctx: click.Context, /, replication: int | None, json_: bool, **option
     with deployment_settings(Kafka, options, "kafka") as settings:
         created = asyncio.run(topic_plan.create(settings, replication=replication))
     names = [settings.prefix + topic.name for topic in PLATFORM]
-    if json_:
-        print_document({"topics": names, "created": created})
-        return
-    click.echo("\n".join(f"created {name}" for name in created) or f"all {len(names)} topics exist")
+    text = "\n".join(f"created {name}" for name in created) or f"all {len(names)} topics exist"
+    print_answer({"topics": names, "created": created}, text, json_=json_)
 
 
 @topics.command("plan")

@@ -9,13 +9,13 @@ import click
 import orjson
 
 from penstock.cli.concurrency_keys import keys
-from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
+from penstock.cli.gateway import client_options, gateway_option, given_settings, open_client
 from penstock.cli.groups import Group
-from penstock.cli.inputs import callbacks_of, naming_options
+from penstock.cli.inputs import naming_options
 from penstock.cli.names import TYPE_NAME
 from penstock.cli.options import callback_option, json_option, together
 from penstock.cli.output import fields, print_answer, print_document, print_list
-from penstock.cli.param_types import NO_LIMIT, Finite, Milliseconds, OrNone, Seconds, Whole
+from penstock.cli.param_types import Finite, Milliseconds, OrNone, Seconds, Whole
 from penstock.client import SyncClient
 from penstock.errors import NotFound
 
@@ -197,11 +197,6 @@ def _settings(*, defaults: bool) -> Callable[[_Command], _Command]:
     )
 
 
-def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    settings = without_empty(callbacks=callbacks_of(callbacks), **options)
-    return {name: None if value == NO_LIMIT else value for name, value in settings.items()}
-
-
 @types.command()
 @click.argument("name")
 @click.option(
@@ -212,9 +207,9 @@ def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> di
 @_settings(defaults=True)
 @gateway_option
 @json_option
-def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:
+def add(name: str, gateway: str | None, json_: bool, **options: Any) -> None:
     """Registers a task type; of one that exists it changes only the settings that are given."""
-    settings = _wire_settings(callbacks, options)
+    settings = given_settings(options)
     with open_client(gateway) as client:
         found = next((each for each in client.types() if each["name"] == name), None)
         if found is not None and settings.get("partitions") == found["partitions"]:
@@ -237,33 +232,32 @@ def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...],
 @_settings(defaults=False)
 @gateway_option
 @json_option
-def set_(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:
+def set_(name: str, gateway: str | None, json_: bool, **options: Any) -> None:
     """Changes settings of a task type; other settings stay, and `none` removes a limit."""
-    settings = _wire_settings(callbacks, options)
+    settings = given_settings(options)
     if not settings:
         raise click.UsageError("give at least one option with the setting to change")
-    _change(name, gateway, f"type {name} is changed", json_=json_, **settings)
+    with open_client(gateway) as client:
+        _change(name, client, f"type {name} is changed", json_=json_, **settings)
 
 
 @types.command()
 @click.argument("name", type=TYPE_NAME)
-@gateway_option
-@json_option
-def pause(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def pause(name: str, client: SyncClient, json_: bool) -> None:
     """Stops releasing tasks of a type; tasks on the ready topic still start."""
-    _change(name, gateway, f"type {name} is paused", json_=json_, paused=True)
+    _change(name, client, f"type {name} is paused", json_=json_, paused=True)
 
 
 @types.command()
 @click.argument("name", type=TYPE_NAME)
-@gateway_option
-@json_option
-def resume(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def resume(name: str, client: SyncClient, json_: bool) -> None:
     """Resumes releasing tasks of a type."""
-    _change(name, gateway, f"tasks of type {name} are released again", json_=json_, paused=False)
+    _change(name, client, f"tasks of type {name} are released again", json_=json_, paused=False)
 
 
-def _change(name: str, gateway: str | None, text: str, *, json_: bool, **settings: Any) -> None:
-    with open_client(gateway) as client, naming_options():
+def _change(name: str, client: SyncClient, text: str, *, json_: bool, **settings: Any) -> None:
+    with naming_options():
         changed = client.change_type(name, **settings)
     print_answer(changed, text, json_=json_)

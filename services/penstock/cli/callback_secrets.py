@@ -19,6 +19,15 @@ from penstock.client import SyncClient
 from penstock.core.access import EVERY_NAMESPACE
 from penstock.errors import InvalidRecord
 
+
+def _content(_ctx: click.Context, _option: click.Parameter, file: TextIO | None) -> str | None:
+    try:
+        return None if file is None else file.read().strip()
+    except UnicodeDecodeError as error:
+        # The message must not quote a secret.
+        raise InvalidRecord("--secret-file is not UTF-8: save the file as UTF-8") from error
+
+
 _namespace_option = click.option(
     "--namespace",
     metavar="NAME",
@@ -26,7 +35,9 @@ _namespace_option = click.option(
 )
 _secret_file_option = click.option(
     "--secret-file",
+    "secret",
     type=click.File(encoding="utf-8-sig"),
+    callback=_content,
     help="A file with a secret of your own, `-` for standard input, so that no list of processes shows it.",
 )
 _reference_option = click.option(
@@ -71,8 +82,6 @@ def create(
     url: str | None,
     namespace: str | None,
     deployment: bool,
-    scheme: str,
-    secret_file: TextIO | None,
     overlap: timedelta | None,
     gateway: str | None,
     json_: bool,
@@ -85,8 +94,6 @@ def create(
         answer = client.create_callback_secret(
             url=url,
             namespace=EVERY_NAMESPACE if deployment else namespace,
-            scheme=scheme,
-            secret=_content(secret_file),
             overlap_s=None if overlap is None else overlap.total_seconds(),
             **without_empty(**options),
         )
@@ -131,18 +138,9 @@ def list_(namespace: str | None, url: str | None, limit: int, client: SyncClient
 @_reference_option
 @_public_key_option
 @client_options
-def rotate(
-    id_: str,
-    overlap: timedelta,
-    secret_file: TextIO | None,
-    client: SyncClient,
-    json_: bool,
-    **options: Any,
-) -> None:
+def rotate(id_: str, overlap: timedelta, client: SyncClient, json_: bool, **options: Any) -> None:
     """Creates a secret that replaces another; both sign until the overlap ends."""
-    answer = client.rotate_callback_secret(
-        id_, overlap_s=overlap.total_seconds(), secret=_content(secret_file), **without_empty(**options)
-    )
+    answer = client.rotate_callback_secret(id_, overlap_s=overlap.total_seconds(), **without_empty(**options))
     _print_created(answer, json_=json_)
     if not json_:
         click.echo(f"{id_} signs too until {moment(answer['replaces']['expires_at'])}", err=True)
@@ -180,14 +178,6 @@ def public_keys(url: str | None, namespace: str | None, client: SyncClient, json
         print_document(key) if json_ else click.echo(key["public_key"])
     if not found and not json_:
         console().print("no public keys: symmetric secrets sign")
-
-
-def _content(file: TextIO | None) -> str | None:
-    try:
-        return None if file is None else file.read().strip()
-    except UnicodeDecodeError as error:
-        # The message must not quote a secret.
-        raise InvalidRecord("--secret-file is not UTF-8: save the file as UTF-8") from error
 
 
 def _scope_text(secret: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,16 +76,20 @@ def children_first(definitions: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]
     files: dict[str, list[Path]] = {}
     for file in sorted(definitions, key=lambda file: definitions[file]["version"]):
         files.setdefault(definitions[file]["flow"], []).append(file)
-    children = {
-        name: [child for file in files[name] for child, _ in references(definitions[file]) if child in files]
-        for name in dict.fromkeys(each["flow"] for each in definitions.values())
-    }
-    try:
-        order = [*TopologicalSorter(children).static_order()]
-    except CycleError:
-        # The gateway refuses these definitions, and says why.
-        order = [*children]
-    return ((file, definitions[file]) for name in order for file in files[name])
+    order: dict[Path, None] = {}
+    begun: set[str] = set()
+
+    def add(name: str) -> None:
+        if name in files and name not in begun:
+            begun.add(name)
+            for file in files[name]:
+                for child, _ in references(definitions[file]):
+                    add(child)
+            order.update(dict.fromkeys(files[name]))
+
+    for definition in definitions.values():
+        add(definition["flow"])
+    return ((file, definitions[file]) for file in order)
 
 
 def valid(file: Path) -> Any:

@@ -181,17 +181,10 @@ def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:
 )
 @list_options("items")
 @client_options
-def items(
-    flow_id: int,
-    node: str,
-    states: tuple[str, ...],
-    limit: int | None,
-    client: SyncClient,
-    json_: bool,
-) -> None:
+def items(flow_id: int, node: str, client: SyncClient, json_: bool, **options: Any) -> None:
     """Lists the tasks or child flows of a node, by item and recovery."""
     print_list(
-        client.flow_children(flow_id, node, state=states, limit=limit),
+        client.flow_children(flow_id, node, state=options["states"], limit=options["limit"]),
         ("item", "recovery", "child", "state", "started", "ended", "error"),
         _child_row,
         f"node {node} has no such task or child flow",

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
+from penstock.cli.gateway import client_options, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.inputs import naming_options
 from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME
@@ -17,7 +17,6 @@ from penstock.cli.options import (
     by_option,
     callback_option,
     events_option,
-    json_option,
     label_option,
     limit_option,
     list_options,
@@ -99,12 +98,11 @@ def schedules() -> None:
     default=None,
     help="Whether no tick starts a flow. Default: no, and as it is for an existing schedule.",
 )
-@gateway_option
-@json_option
-def add(name: str, input_: str | None, gateway: str | None, json_: bool, **options: Any) -> None:
+@client_options
+def add(name: str, input_: str | None, client: SyncClient, json_: bool, **options: Any) -> None:
     """Creates a schedule, or replaces its settings; options that are missing mean defaults."""
     settings = without_empty(input=input_, **options)
-    with open_client(gateway) as client, naming_options():
+    with naming_options():
         schedule = client.put_schedule(name, **settings)
     state = "paused" if schedule["paused"] else f"next at {moment(schedule['next_tick'])}"
     text = f"schedule {name}: flow {schedule['flow']} by {schedule['cron']}, {schedule['zone']}; {state}"

@@ -48,7 +48,7 @@ _NOT_FOUND_HINTS = {
     "there is no operation ": "`penstock audit` lists the operations with their ids",
     "there is no key ": "`penstock keys list` lists the API keys with their ids",
     "there is no flow definition ": _FLOWS_HINT,
-    "there is no target ": "`penstock targets` lists the targets",
+    "there is no target ": "`penstock targets` lists the targets; name a target by its whole URL, as it was submitted",
     "there is no namespace ": "the namespace of a type is the part of its name before the first --: `penstock types` "
     "lists the types",
 }

@@ -24,6 +24,7 @@ from penstock.cli.output import (
     table,
 )
 from penstock.cli.param_types import Moment, Whole
+from penstock.cli.task_views import error_text
 from penstock.client import Flow, SyncClient
 from penstock.core.flow.state import FINAL_NODES, FlowStatus
 from penstock.core.task import State
@@ -195,9 +196,7 @@ def items(flow_id: int, node: str, client: SyncClient, json_: bool, **options: A
 def _child_row(child: Mapping[str, Any]) -> list[str | Text]:
     task, flow = child["task"], child["flow"]
     shown = task or flow
-    error = (
-        task["error"] and f"{task['error']['kind']}: {task['error']['message']}" if task else flow["error"]
-    )
+    error = error_text(task["error"]) if task else flow["error"]
     return [
         "" if child["item"] is None else str(child["item"]),
         str(child["generation"] or ""),

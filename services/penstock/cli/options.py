@@ -77,12 +77,12 @@ def callback_option(text: str) -> Callable[[Verb], Verb]:
     )
 
 
-def limit_option(noun: str) -> Callable[[Verb], Verb]:
+def limit_option(noun: str, default: int = DEFAULT_LIMIT) -> Callable[[Verb], Verb]:
     """The option --limit of a list of `noun`, a plural."""
     return click.option(
         "--limit",
         type=Whole(1),
-        default=DEFAULT_LIMIT,
+        default=default,
         show_default=True,
         help=f"The most {noun} to list.",
     )

@@ -111,18 +111,11 @@ def _print_details(
     """
     if not targets:
         where = f" in the namespace {namespace}" if namespace else ""
-        raise _with_hint(NotFound(f"there is no target {url}{where}: it has never had a callback"))
+        raise NotFound(f"there is no target {url}{where}: it has never had a callback")
     for number, target in enumerate(targets):
         if number and not json_:
             click.echo()
         _print_target(target, json_=json_)
-
-
-def _with_hint(error: NotFound) -> NotFound:
-    error.add_note(
-        "`penstock targets` lists the targets; name a target by its whole URL, as it was submitted"
-    )
-    return error
 
 
 def _never_called_warning(answer: Mapping[str, Any]) -> str:
@@ -197,10 +190,7 @@ def disable(url: str, why: str, namespace: str | None, client: SyncClient, json_
 @client_options
 def enable(url: str, namespace: str | None, client: SyncClient, json_: bool) -> None:
     """Resumes calls to a target: its health is reset, and its held callbacks are sent."""
-    try:
-        answer = client.enable_target(url, namespace)
-    except NotFound as error:
-        raise _with_hint(error) from None
+    answer = client.enable_target(url, namespace)
     held = answer["target"]["backlog"]["held"]
     print_answer(
         answer,

@@ -42,11 +42,6 @@ def print_end(task: Task, *, json_: bool) -> None:
         click.echo(f"error in stage {task.stage}: {error_text(task.error)}")
 
 
-def progress_text(progress: TaskProgress) -> str:
-    """A report of progress on one line: 40 %, frame 1,200 of 3,000."""
-    return progress_line(progress.fraction, progress.message)
-
-
 def print_task(task: Task) -> None:
     """A task with its attempts and callbacks."""
     raw = task.raw
@@ -57,7 +52,9 @@ def print_task(task: Task) -> None:
         ("priority", task.priority.name),
         ("context", _shorten(task.context if "context" in raw else raw.get("context_error"))),
     ]
-    pairs += [("progress", progress_text(task.progress))] if task.progress else []
+    pairs += (
+        [("progress", progress_line(task.progress.fraction, task.progress.message))] if task.progress else []
+    )
     pairs += [("result", _shorten(task.result))] if task.result is not None else []
     pairs += [("labels", ", ".join(f"{k}={v}" for k, v in task.labels.items()))] if task.labels else []
     if flow := raw.get("flow"):
@@ -163,7 +160,7 @@ class _Display:
             # Without a fraction the bar only moves.
             done = None if report.fraction is None else int(report.fraction * 100)
             # rich would take brackets in a message for markup.
-            text = f"task {task_id}: {progress_text(report)}".replace("[", "\\[")
+            text = f"task {task_id}: {progress_line(report.fraction, report.message)}".replace("[", "\\[")
             self._bars.update(
                 self._of_tasks[task_id],
                 total=None if done is None else 100,

@@ -74,7 +74,10 @@ def backlog(name: str | None, client: SyncClient, json_: bool) -> None:
     print_list(
         lines,
         [*(head.replace("_", " ") for head in _BACKLOG_COLUMNS), "oldest"],
-        lambda line: [*(_number(line[head]) for head in _BACKLOG_COLUMNS), _age(line)],
+        lambda line: [
+            *(_number(line[head]) for head in _BACKLOG_COLUMNS),
+            "" if line["oldest_s"] is None else f"{line['oldest_s']:,.1f} s",
+        ],
         "no task is waiting",
         json_=json_,
     )
@@ -82,10 +85,6 @@ def backlog(name: str | None, client: SyncClient, json_: bool) -> None:
 
 def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _age(line: Mapping[str, Any]) -> str:
-    return "" if line["oldest_s"] is None else f"{line['oldest_s']:,.1f} s"
 
 
 def _owner(owners: Mapping[str, str | None], name: str) -> str:

@@ -21,8 +21,11 @@ from penstock.errors import InvalidRecord
 
 
 def _content(_ctx: click.Context, _option: click.Parameter, file: TextIO | None) -> str | None:
+    if file is None:
+        return None
     try:
-        return None if file is None else file.read().strip()
+        with file:
+            return file.read().strip()
     except UnicodeDecodeError as error:
         # The message must not quote a secret.
         raise InvalidRecord("--secret-file is not UTF-8: save the file as UTF-8") from error

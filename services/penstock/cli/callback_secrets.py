@@ -12,7 +12,7 @@ import click
 from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.options import json_option, limit_option
+from penstock.cli.options import json_option, limit_option, together
 from penstock.cli.output import console, moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Duration
 from penstock.client import SyncClient
@@ -36,21 +36,21 @@ _namespace_option = click.option(
     metavar="NAME",
     help="The namespace of the targets. Default: the only namespace of the API key, or else `default`.",
 )
-_secret_file_option = click.option(
-    "--secret-file",
-    "secret",
-    type=click.File(encoding="utf-8-sig"),
-    callback=_content,
-    help="A file with a secret of your own, `-` for standard input, so that no list of processes shows it.",
-)
-_reference_option = click.option(
-    "--reference",
-    metavar="REF",
-    help="Where the callbacks service finds the secret: env:NAME is its variable PENSTOCK_SECRET_NAME, file:NAME a "
-    "file in its PENSTOCK_CALLBACK_SECRETS_DIR.",
-)
-_public_key_option = click.option(
-    "--public-key", metavar="KEY", help="The public key (whpk_…) of a v1a secret by reference."
+_secret_options = together(
+    click.option(
+        "--secret-file",
+        "secret",
+        type=click.File(encoding="utf-8-sig"),
+        callback=_content,
+        help="A file with a secret of your own, `-` for standard input, so that no list of processes shows it.",
+    ),
+    click.option(
+        "--reference",
+        metavar="REF",
+        help="Where the callbacks service finds the secret: env:NAME is its variable PENSTOCK_SECRET_NAME, file:NAME a "
+        "file in its PENSTOCK_CALLBACK_SECRETS_DIR.",
+    ),
+    click.option("--public-key", metavar="KEY", help="The public key (whpk_…) of a v1a secret by reference."),
 )
 
 
@@ -70,9 +70,7 @@ def secrets() -> None:
     show_default=True,
     help="v1 is HMAC-SHA256 with a shared secret, v1a is ed25519 with a key pair.",
 )
-@_secret_file_option
-@_reference_option
-@_public_key_option
+@_secret_options
 @click.option(
     "--overlap",
     type=Duration(),
@@ -137,9 +135,7 @@ def list_(namespace: str | None, url: str | None, limit: int, client: SyncClient
     metavar="TIME",
     help="The time for which the old secret signs too.",
 )
-@_secret_file_option
-@_reference_option
-@_public_key_option
+@_secret_options
 @client_options
 def rotate(id_: str, overlap: timedelta, client: SyncClient, json_: bool, **options: Any) -> None:
     """Creates a secret that replaces another; both sign until the overlap ends."""

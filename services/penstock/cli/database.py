@@ -108,17 +108,14 @@ def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> Non
     with deployment_settings(Platform, options, "postgres") as settings:
         difference = asyncio.run(apply_roles(settings.sessions, role_prefix, revoke=revoke))
     done = [*difference.add, *(difference.revoke if revoke else ())]
-    if json_:
-        print_document({"done": done, "beyond": [] if revoke else difference.revoke})
-        return
-    for statement in done:
-        click.echo(f"{statement};")
-    if difference.revoke and not revoke:
-        click.echo("these rights are not declared and were kept (--revoke revokes them):")
-        for statement in difference.revoke:
-            click.echo(f"  {statement};")
+    beyond = [] if revoke else difference.revoke
+    lines = [f"{statement};" for statement in done]
+    if beyond:
+        lines.append("these rights are not declared and were kept (--revoke revokes them):")
+        lines += [f"  {statement};" for statement in beyond]
     if not done:
-        click.echo("the roles are as declared")
+        lines.append("the roles are as declared")
+    print_answer({"done": done, "beyond": beyond}, "\n".join(lines), json_=json_)
 
 
 @roles.command("login")

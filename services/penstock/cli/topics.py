@@ -226,25 +226,21 @@ def grant(
 
     with deployment_settings(Kafka, options, "kafka") as settings:
         plan = asyncio.run(work(settings))
-    if json_:
-        print_document(
-            {
-                "added": [entry.to_wire() for entry in plan.add],
-                "beyond": [entry.to_wire() for entry in plan.beyond],
-                "revoked": revoke,
-                "passwords": sorted(passwords),
-            }
-        )
-        return
-    for user in sorted(passwords):
-        click.echo(f"set the password of {user}")
+    document = {
+        "added": [entry.to_wire() for entry in plan.add],
+        "beyond": [entry.to_wire() for entry in plan.beyond],
+        "revoked": revoke,
+        "passwords": sorted(passwords),
+    }
+    lines = [f"set the password of {user}" for user in sorted(passwords)]
     for verb, entries in (("added", plan.add), ("removed" if revoke else "not in the list:", plan.beyond)):
-        for entry in entries:
-            click.echo(
-                f"{verb} {entry.principal} {entry.operation} {entry.kind} {entry.name} ({entry.pattern})"
-            )
+        lines += [
+            f"{verb} {entry.principal} {entry.operation} {entry.kind} {entry.name} ({entry.pattern})"
+            for entry in entries
+        ]
     if not plan.add:
-        click.echo("the access lists have every entry")
+        lines.append("the access lists have every entry")
+    print_answer(document, "\n".join(lines), json_=json_)
 
 
 @topics.command("bind")

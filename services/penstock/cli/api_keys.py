@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.deployment import deployment_settings
 from penstock.cli.gateway import without_empty
 from penstock.cli.groups import Group
 from penstock.cli.options import limit_option, postgres_options
@@ -306,7 +306,7 @@ def _run(options: Mapping[str, Any], work: Callable[[Any, Any], Awaitable[T]]) -
         finally:
             await close(connection)
 
-    with DeploymentSettings(Platform, without_empty(**options)).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, without_empty(**options), "postgres") as settings:
         return asyncio.run(run(settings.sessions))
 
 

@@ -12,31 +12,45 @@ import click
 from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.options import json_option, limit_option
+from penstock.cli.options import json_option, limit_option, together
 from penstock.cli.output import console, moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Duration
 from penstock.client import SyncClient
 from penstock.core.access import EVERY_NAMESPACE
 from penstock.errors import InvalidRecord
 
+
+def _content(_ctx: click.Context, _option: click.Parameter, file: TextIO | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        with file:
+            return file.read().strip()
+    except UnicodeDecodeError as error:
+        # The message must not quote a secret.
+        raise InvalidRecord("--secret-file is not UTF-8: save the file as UTF-8") from error
+
+
 _namespace_option = click.option(
     "--namespace",
     metavar="NAME",
     help="The namespace of the targets. Default: the only namespace of the API key, or else `default`.",
 )
-_secret_file_option = click.option(
-    "--secret-file",
-    type=click.File(encoding="utf-8-sig"),
-    help="A file with a secret of your own, `-` for standard input, so that no list of processes shows it.",
-)
-_reference_option = click.option(
-    "--reference",
-    metavar="REF",
-    help="Where the callbacks service finds the secret: env:NAME is its variable PENSTOCK_SECRET_NAME, file:NAME a "
-    "file in its PENSTOCK_CALLBACK_SECRETS_DIR.",
-)
-_public_key_option = click.option(
-    "--public-key", metavar="KEY", help="The public key (whpk_…) of a v1a secret by reference."
+_secret_options = together(
+    click.option(
+        "--secret-file",
+        "secret",
+        type=click.File(encoding="utf-8-sig"),
+        callback=_content,
+        help="A file with a secret of your own, `-` for standard input, so that no list of processes shows it.",
+    ),
+    click.option(
+        "--reference",
+        metavar="REF",
+        help="Where the callbacks service finds the secret: env:NAME is its variable PENSTOCK_SECRET_NAME, file:NAME a "
+        "file in its PENSTOCK_CALLBACK_SECRETS_DIR.",
+    ),
+    click.option("--public-key", metavar="KEY", help="The public key (whpk_…) of a v1a secret by reference."),
 )
 
 
@@ -56,9 +70,7 @@ def secrets() -> None:
     show_default=True,
     help="v1 is HMAC-SHA256 with a shared secret, v1a is ed25519 with a key pair.",
 )
-@_secret_file_option
-@_reference_option
-@_public_key_option
+@_secret_options
 @click.option(
     "--overlap",
     type=Duration(),
@@ -71,8 +83,6 @@ def create(
     url: str | None,
     namespace: str | None,
     deployment: bool,
-    scheme: str,
-    secret_file: TextIO | None,
     overlap: timedelta | None,
     gateway: str | None,
     json_: bool,
@@ -85,8 +95,6 @@ def create(
         answer = client.create_callback_secret(
             url=url,
             namespace=EVERY_NAMESPACE if deployment else namespace,
-            scheme=scheme,
-            secret=_content(secret_file),
             overlap_s=None if overlap is None else overlap.total_seconds(),
             **without_empty(**options),
         )
@@ -127,22 +135,11 @@ def list_(namespace: str | None, url: str | None, limit: int, client: SyncClient
     metavar="TIME",
     help="The time for which the old secret signs too.",
 )
-@_secret_file_option
-@_reference_option
-@_public_key_option
+@_secret_options
 @client_options
-def rotate(
-    id_: str,
-    overlap: timedelta,
-    secret_file: TextIO | None,
-    client: SyncClient,
-    json_: bool,
-    **options: Any,
-) -> None:
+def rotate(id_: str, overlap: timedelta, client: SyncClient, json_: bool, **options: Any) -> None:
     """Creates a secret that replaces another; both sign until the overlap ends."""
-    answer = client.rotate_callback_secret(
-        id_, overlap_s=overlap.total_seconds(), secret=_content(secret_file), **without_empty(**options)
-    )
+    answer = client.rotate_callback_secret(id_, overlap_s=overlap.total_seconds(), **without_empty(**options))
     _print_created(answer, json_=json_)
     if not json_:
         click.echo(f"{id_} signs too until {moment(answer['replaces']['expires_at'])}", err=True)
@@ -180,14 +177,6 @@ def public_keys(url: str | None, namespace: str | None, client: SyncClient, json
         print_document(key) if json_ else click.echo(key["public_key"])
     if not found and not json_:
         console().print("no public keys: symmetric secrets sign")
-
-
-def _content(file: TextIO | None) -> str | None:
-    try:
-        return None if file is None else file.read().strip()
-    except UnicodeDecodeError as error:
-        # The message must not quote a secret.
-        raise InvalidRecord("--secret-file is not UTF-8: save the file as UTF-8") from error
 
 
 def _scope_text(secret: Mapping[str, Any]) -> str:

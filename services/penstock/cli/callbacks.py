@@ -12,7 +12,7 @@ from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.options import json_option, list_options
 from penstock.cli.output import counted, moment, print_document, print_list, progress, state_text
 from penstock.cli.param_types import Moment, Rate, Whole
 from penstock.client import Replayed, SyncClient
@@ -44,13 +44,12 @@ def callbacks() -> None:
     type=Moment(),
     help="List only callbacks that ended before. Pending callbacks count by their creation.",
 )
-@limit_option("callbacks")
-@all_option("callbacks")
+@list_options("callbacks")
 @client_options
-def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **filters: Any) -> None:
+def list_(client: SyncClient, json_: bool, limit: int | None, **filters: Any) -> None:
     """Lists dead callbacks, callbacks in another state, or all callbacks of a task."""
     print_list(
-        client.callbacks(**filters, limit=None if all_ else limit),
+        client.callbacks(**filters, limit=limit),
         ("id", "target", "task", "state", "attempts", "ended or created", "error"),
         lambda callback: (
             callback["id"],

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
+from penstock.cli.gateway import client_options, gateway_option, given_settings, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.options import all_option, json_option, limit_option
+from penstock.cli.options import json_option, list_options
 from penstock.cli.output import print_answer, print_list
-from penstock.cli.param_types import NO_LIMIT, OrNone, Whole
+from penstock.cli.param_types import OrNone, Whole
 from penstock.client import SyncClient
 
 
@@ -23,13 +23,12 @@ def keys() -> None:
 @keys.command("list")
 @click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.option("--key", help="List only this concurrency key.")
-@limit_option("keys")
-@all_option("keys")
+@list_options("keys")
 @client_options
-def list_(type_: str, key: str | None, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
+def list_(type_: str, key: str | None, limit: int | None, client: SyncClient, json_: bool) -> None:
     """Lists the concurrency keys that have settings of their own, with their tasks in flight."""
     print_list(
-        list(client.keys(type_, key=key, limit=None if all_ else limit)),
+        list(client.keys(type_, key=key, limit=limit)),
         ("key", "paused", "weight", "max in flight", "in flight"),
         lambda document: (
             document["key"],
@@ -58,33 +57,30 @@ def list_(type_: str, key: str | None, limit: int, all_: bool, client: SyncClien
 @json_option
 def set_(type_: str, key: str, gateway: str | None, json_: bool, **options: Any) -> None:
     """Sets the weight or the limit of a concurrency key; other settings stay as they are."""
-    settings = {
-        name: None if value == NO_LIMIT else value for name, value in without_empty(**options).items()
-    }
+    settings = given_settings(options)
     if not settings:
         raise click.UsageError("give --weight or --max-in-flight")
-    _change(type_, key, gateway, f"key {key} of {type_} is changed", json_=json_, **settings)
+    with open_client(gateway) as client:
+        _change(type_, key, client, f"key {key} of {type_} is changed", json_=json_, **settings)
 
 
 @keys.command()
 @click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.argument("key")
-@gateway_option
-@json_option
-def pause(type_: str, key: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def pause(type_: str, key: str, client: SyncClient, json_: bool) -> None:
     """Stops releasing tasks of a concurrency key; tasks on the ready topic still start."""
-    _change(type_, key, gateway, f"key {key} of {type_} is paused", json_=json_, paused=True)
+    _change(type_, key, client, f"key {key} of {type_} is paused", json_=json_, paused=True)
 
 
 @keys.command()
 @click.argument("type_", metavar="TYPE", type=TYPE_NAME)
 @click.argument("key")
-@gateway_option
-@json_option
-def resume(type_: str, key: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def resume(type_: str, key: str, client: SyncClient, json_: bool) -> None:
     """Resumes releasing tasks of a concurrency key."""
     _change(
-        type_, key, gateway, f"tasks of key {key} of {type_} are released again", json_=json_, paused=False
+        type_, key, client, f"tasks of key {key} of {type_} are released again", json_=json_, paused=False
     )
 
 
@@ -104,7 +100,6 @@ def reset(type_: str, key: str, client: SyncClient, json_: bool) -> None:
     )
 
 
-def _change(type_: str, key: str, gateway: str | None, text: str, *, json_: bool, **settings: Any) -> None:
-    with open_client(gateway) as client:
-        changed = client.change_key(type_, key, **settings)
+def _change(type_: str, key: str, client: SyncClient, text: str, *, json_: bool, **settings: Any) -> None:
+    changed = client.change_key(type_, key, **settings)
     print_answer(changed, text, json_=json_)

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.deployment import deployment_settings
 from penstock.cli.groups import Group
 from penstock.cli.options import json_option, postgres_options
-from penstock.cli.output import print_document
+from penstock.cli.output import print_answer, print_document
 from penstock.cli.passwords import given_passwords
 from penstock.cli.serving import extra
 from penstock.core.migration_steps import Step
@@ -49,7 +49,7 @@ def migrate(*, step: str | None, roles: bool, role_prefix: str, json_: bool, **o
         from penstock.postgres.migrations import migrate as run_migrate  # noqa: PLC0415 (optional packages)
         from penstock.postgres.roles import apply as apply_roles  # noqa: PLC0415 (optional packages)
     report: dict[str, Any] = {}
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         report["applied"] = asyncio.run(run_migrate(settings.sessions, Step(step) if step else None))
         if roles:
             revoke = step == Step.POST.value
@@ -84,17 +84,12 @@ def plan(role_prefix: str, *, json_: bool, **options: Any) -> None:
     """Compares the roles' rights with their declaration; the status is 7 if a right is missing."""
     with extra("services", "roles"):
         from penstock.postgres.roles import plan as compare  # noqa: PLC0415 (optional packages)
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         difference = asyncio.run(compare(settings.sessions, role_prefix))
-    if json_:
-        print_document({"add": difference.add, "revoke": difference.revoke})
-    else:
-        for statement in difference.add:
-            click.echo(f"{statement};")
-        for statement in difference.revoke:
-            click.echo(f"{statement};  -- with --revoke")
-        if not (difference.add or difference.revoke):
-            click.echo("the roles are as declared")
+    lines = [f"{statement};" for statement in difference.add]
+    lines += [f"{statement};  -- with --revoke" for statement in difference.revoke]
+    document = {"add": difference.add, "revoke": difference.revoke}
+    print_answer(document, "\n".join(lines) or "the roles are as declared", json_=json_)
     click.get_current_context().exit(EXIT_RIGHTS_MISSING if difference.add else 0)
 
 
@@ -110,20 +105,17 @@ def apply(role_prefix: str, *, revoke: bool, json_: bool, **options: Any) -> Non
     """Creates the roles and grants the rights that they lack; running it again changes nothing."""
     with extra("services", "roles"):
         from penstock.postgres.roles import apply as apply_roles  # noqa: PLC0415 (optional packages)
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         difference = asyncio.run(apply_roles(settings.sessions, role_prefix, revoke=revoke))
     done = [*difference.add, *(difference.revoke if revoke else ())]
-    if json_:
-        print_document({"done": done, "beyond": [] if revoke else difference.revoke})
-        return
-    for statement in done:
-        click.echo(f"{statement};")
-    if difference.revoke and not revoke:
-        click.echo("these rights are not declared and were kept (--revoke revokes them):")
-        for statement in difference.revoke:
-            click.echo(f"  {statement};")
+    beyond = [] if revoke else difference.revoke
+    lines = [f"{statement};" for statement in done]
+    if beyond:
+        lines.append("these rights are not declared and were kept (--revoke revokes them):")
+        lines += [f"  {statement};" for statement in beyond]
     if not done:
-        click.echo("the roles are as declared")
+        lines.append("the roles are as declared")
+    print_answer({"done": done, "beyond": beyond}, "\n".join(lines), json_=json_)
 
 
 @roles.command("login")
@@ -148,7 +140,7 @@ def login(owner: str | None, role_prefix: str, *, json_: bool, **options: Any) -
     if owner is not None:
         by_service["owner"] = owner
     passwords = {by_service[name]: password for name, password in given_passwords(by_service).items()}
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         done = asyncio.run(
             logins.apply(settings.sessions, passwords, secrets.token_bytes, prefix=role_prefix, owner=owner)
         )

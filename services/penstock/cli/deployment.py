@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import click
 
@@ -17,6 +17,7 @@ from penstock.settings import ADDRESSES, ENVIRONMENT_PREFIX, Settings
 _DATA_DIR = "penstock.data_dir"
 
 Kind = TypeVar("Kind", bound=Settings)
+Layers: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
 
 
 def _remember(ctx: click.Context, _parameter: click.Parameter, value: Path | None) -> None:
@@ -43,30 +44,29 @@ def given_data_dir() -> Path | None:
     return found
 
 
-def environment(*names: str, given: Mapping[str, Any] | None = None, required: bool = True) -> dict[str, str]:
-    """The variables that name the deployment's servers.
+def gateway_address() -> str | None:
+    """The address of the gateway, by --data-dir, the environment or the default directory.
 
-    The option --data-dir overrides the environment, and the environment overrides a deployment in
-    the default directory.
+    Raises:
+        SettingsError: no deployment runs in the directory of --data-dir, the deployment in the
+            default directory is stopped, or nothing names a deployment.
+    """
+    return _merged(_layers(("gateway",), {})).get("PENSTOCK_GATEWAY")
+
+
+def _merged(layers: Layers) -> dict[str, str]:
+    return {name: value for _, layer in reversed(layers) for name, value in layer.items()}
+
+
+def _layers(names: Sequence[str], given: Mapping[str, Any], *, required: bool = True) -> Layers:
+    """Sources of variables with their descriptions; the first that has a variable decides.
 
     Args:
         names: settings that name a deployment; with one of them given or in the environment, a
             stopped deployment in the default directory is ignored.
         given: options of the command line.
         required: refuse the default addresses, at which another deployment may listen.
-
-    Raises:
-        SettingsError: no deployment runs in the directory of --data-dir, the deployment in the
-            default directory is stopped, or nothing names a deployment.
     """
-    layers = _layers(names, given or {}, required=required)
-    return {name: value for layer in reversed(layers) for name, value in layer[1].items()}
-
-
-def _layers(
-    names: Sequence[str], given: Mapping[str, Any], *, required: bool = True
-) -> list[tuple[str, Mapping[str, str]]]:
-    """Sources of variables with their descriptions; the first that has a variable decides."""
     data_dir = given_data_dir()
     variables = {name: value for name, value in os.environ.items() if value}
     if data_dir is not None:
@@ -82,49 +82,41 @@ def _layers(
     return [("", variables), (f"the deployment in {data_dir_here()}", local)]
 
 
-class DeploymentSettings(Generic[Kind]):
-    """The settings of a deployment, and the source of each.
+@contextmanager
+def deployment_settings(kind: type[Kind], options: Mapping[str, Any], *servers: str) -> Iterator[Kind]:
+    """Yields the settings of a deployment; an error of the body gets the sources of its addresses.
 
     Args:
         kind: class of the settings.
-        options: options of the command line, which override `environment`.
-        connects: whether the verb uses servers, so that one of them must be named.
-
-    Attributes:
-        settings: the settings.
+        options: options of the command line, which override every other source.
+        servers: the settings with the addresses that the verb uses. With one, the options or the
+            environment must name a deployment.
 
     Raises:
         SettingsError: a setting is wrong, the deployment of this directory is stopped, or nothing
             names a deployment.
     """
+    layers = _layers(ADDRESSES, options, required=bool(servers))
+    settings = kind.load(_merged(layers), **options)
+    try:
+        yield settings
+    except (Unavailable, Fatal) as error:
+        sources = {name: _source(name, options, layers) for name in servers}
+        if "the default" in sources.values():
+            named = " and ".join(f"--{name}" for name in servers)
+            error.add_note(
+                f"no `penstock up` runs in {data_dir_here()}: name its directory with --data-dir or "
+                f"{DATA_DIR_VARIABLE}, or servers with {named}"
+            )
+        error.add_note("; ".join(f"{name} is {source}" for name, source in sources.items()))
+        raise
 
-    def __init__(self, kind: type[Kind], options: Mapping[str, Any], *, connects: bool = True) -> None:
-        self._options = options
-        self._layers = _layers(ADDRESSES, options, required=connects)
-        found = environment(*ADDRESSES, given=options, required=connects)
-        self.settings: Kind = kind.load(found, **options)
 
-    @contextmanager
-    def explaining_errors(self, *names: str) -> Iterator[Kind]:
-        """Yields the settings; adds the source of the named settings to an error, as a note."""
-        try:
-            yield self.settings
-        except (Unavailable, Fatal) as error:
-            sources = {name: self._source(name) for name in names}
-            if "the default" in sources.values():
-                options = " and ".join(f"--{name}" for name in names)
-                error.add_note(
-                    f"no `penstock up` runs in {data_dir_here()}: name its directory with --data-dir or "
-                    f"{DATA_DIR_VARIABLE}, or servers with {options}"
-                )
-            error.add_note("; ".join(f"{name} is {source}" for name, source in sources.items()))
-            raise
-
-    def _source(self, name: str) -> str:
-        if self._options.get(name) is not None:
-            return f"the value of --{name}"
-        variable = ENVIRONMENT_PREFIX + name.upper()
-        for description, layer in self._layers:
-            if layer.get(variable):
-                return f"that of {description}" if description else f"the value of {variable}"
-        return "the default"
+def _source(name: str, options: Mapping[str, Any], layers: Layers) -> str:
+    if options.get(name) is not None:
+        return f"the value of --{name}"
+    variable = ENVIRONMENT_PREFIX + name.upper()
+    for description, layer in layers:
+        if layer.get(variable):
+            return f"that of {description}" if description else f"the value of {variable}"
+    return "the default"

@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
 
 import click
-import orjson
 
 import penstock
 from penstock.errors import (
@@ -34,65 +31,6 @@ _PACKAGE = Path(penstock.__file__).parent
 _MAX_FAULTS = 20
 
 
-class Failure(click.ClickException):
-    """An error of Penstock as click prints it.
-
-    Args:
-        error: the error.
-        json_: print one JSON document: `error`, `exit_status`, `faults` and `next`, what to do.
-    """
-
-    def __init__(self, error: PenstockError, *, json_: bool = False) -> None:
-        from penstock.process import exit_status  # noqa: PLC0415 (only an error needs the event loop's modules)
-
-        super().__init__(str(error))
-        self.error = error
-        self.exit_code = exit_status(error)
-        self._json = json_
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Prints the error and what to do next.
-
-        A standard error that cannot be written changes nothing about the exit status.
-        """
-        with suppress(OSError):
-            self._show(file)
-
-    def _show(self, file: IO[Any] | None) -> None:
-        faults = self.error.faults if isinstance(self.error, Faults) else [self.error]
-        hints = getattr(self.error, "__notes__", None) or _hints(self.error)
-        if self._json:
-            print_error(str(self.error), self.exit_code, list(map(str, faults)), list(hints))
-            return
-        for fault in faults[:_MAX_FAULTS]:
-            click.echo(f"penstock: {fault}", file=file, err=file is None)
-        if len(faults) > _MAX_FAULTS:
-            click.echo(f"  … and {len(faults) - _MAX_FAULTS} more", file=file, err=file is None)
-        for hint in hints:
-            click.echo(f"  {hint}", file=file, err=file is None)
-
-
-class Misuse(click.UsageError):
-    """A usage error as one JSON document."""
-
-    def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002 (click's signature)
-        """Prints the error."""
-        help_ = [f"{self.ctx.command_path} --help"] if self.ctx else []
-        print_error(self.format_message(), self.exit_code, [self.format_message()], help_)
-
-
-def print_error(error: str, exit_status: int, faults: list[str], hints: list[str]) -> None:
-    """Prints one document about an error on standard error."""
-    document = {"error": error, "exit_status": exit_status, "faults": faults, "next": hints}
-    try:
-        text = orjson.dumps(document).decode()
-    except TypeError:
-        # A path that is not UTF-8.
-        text = json.dumps(document)
-    with suppress(OSError):
-        sys.stderr.write(text + "\n")
-
-
 _TYPES_HINT = "`penstock types` lists the types, and `penstock types add NAME` registers one"
 
 _FLOWS_HINT = (
@@ -110,7 +48,7 @@ _NOT_FOUND_HINTS = {
     "there is no operation ": "`penstock audit` lists the operations with their ids",
     "there is no key ": "`penstock keys list` lists the API keys with their ids",
     "there is no flow definition ": _FLOWS_HINT,
-    "there is no target ": "`penstock targets` lists the targets",
+    "there is no target ": "`penstock targets` lists the targets; name a target by its whole URL, as it was submitted",
     "there is no namespace ": "the namespace of a type is the part of its name before the first --: `penstock types` "
     "lists the types",
 }
@@ -140,19 +78,56 @@ def _hints(error: PenstockError) -> tuple[str, ...]:
     return ()
 
 
+def is_expected(error: Exception) -> bool:
+    """Whether verbs raise the error on purpose; any other one is a fault or one of the system."""
+    return isinstance(error, PenstockError | click.ClickException | click.Abort)
+
+
 def report(error: Exception, *, json_: bool) -> int:
-    """Prints an error that no verb has expected, and returns the exit status.
+    """Prints an error and what to do next, and returns the exit status.
+
+    A standard error that cannot be written changes nothing about the exit status.
 
     Args:
-        error: any exception but a `PenstockError` or one of click.
-        json_: print one JSON document.
+        error: the error that has ended the command.
+        json_: print one JSON document: `error`, `exit_status`, `faults` and `next`, what to do.
     """
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         # The reader of a pipe has read enough, as `head` does.
         return _FAILED
-    failure = Failure(_expected(error), json_=json_)
-    failure.show()
-    return failure.exit_code
+    text, status, faults, hints = _explained(error)
+    with suppress(OSError):
+        if json_:
+            document = {"error": text, "exit_status": status, "faults": faults, "next": hints}
+            click.echo(json.dumps(document), err=True)
+        elif isinstance(error, click.ClickException):
+            error.show()
+        elif isinstance(error, click.Abort):
+            click.echo("Aborted!", err=True)
+        else:
+            for fault in faults[:_MAX_FAULTS]:
+                click.echo(f"penstock: {fault}", err=True)
+            if len(faults) > _MAX_FAULTS:
+                click.echo(f"  … and {len(faults) - _MAX_FAULTS} more", err=True)
+            for hint in hints:
+                click.echo(f"  {hint}", err=True)
+    return status
+
+
+def _explained(error: Exception) -> tuple[str, int, list[str], list[str]]:
+    """The text, the exit status, the faults and the next steps of an error."""
+    if isinstance(error, click.Abort):
+        text = "aborted: the answer was no"
+        return text, _FAILED, [text], []
+    if isinstance(error, click.ClickException):
+        text, ctx = error.format_message(), getattr(error, "ctx", None)
+        return text, error.exit_code, [text], [f"{ctx.command_path} --help"] if ctx else []
+    from penstock.process import exit_status  # noqa: PLC0415 (only an error needs the event loop's modules)
+
+    found = error if isinstance(error, PenstockError) else _expected(error)
+    faults = found.faults if isinstance(found, Faults) else [found]
+    hints = getattr(found, "__notes__", None) or _hints(found)
+    return str(found), exit_status(found), [str(fault) for fault in faults], [*hints]
 
 
 def _expected(error: Exception) -> PenstockError:

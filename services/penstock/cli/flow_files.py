@@ -33,15 +33,12 @@ def print_faults(file: Path, faults: Sequence[Fault], *, json_: bool) -> None:
         console().print(_line(file, fault), markup=False)
 
 
-def validated(
-    files: tuple[Path, ...], types: frozenset[str] | None, *, others_exist: bool = False
-) -> dict[Path, tuple[Any, list[Fault]]]:
+def validated(files: tuple[Path, ...], types: frozenset[str] | None) -> dict[Path, tuple[Any, list[Fault]]]:
     """The definition and the faults of each file.
 
     Args:
         files: with several files, child flows are looked up among them.
         types: the task types that exist; None does not check them.
-        others_exist: whether child flows that are not among the files may exist elsewhere.
 
     Raises:
         CannotStart: the packages of the group `flows` are missing.
@@ -60,7 +57,7 @@ def validated(
             newest = known.get((name, None))
             if newest is None or newest["version"] < version:
                 known[name, None] = document
-    found = {
+    return {
         file: validate_text(
             text,
             types=types,
@@ -68,12 +65,6 @@ def validated(
         )
         for file, text in texts.items()
     }
-    if others_exist:
-        return {
-            file: (document, [fault for fault in faults if fault.code != "unknown_flow"])
-            for file, (document, faults) in found.items()
-        }
-    return found
 
 
 def children_first(definitions: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
@@ -86,17 +77,18 @@ def children_first(definitions: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]
     for file in sorted(definitions, key=lambda file: definitions[file]["version"]):
         files.setdefault(definitions[file]["flow"], []).append(file)
     order: dict[Path, None] = {}
-    # An explicit stack, because files may nest deeper than Python calls.
-    waiting = [(name, False) for name in reversed([each["flow"] for each in definitions.values()])]
     begun: set[str] = set()
-    while waiting:
-        name, children_done = waiting.pop()
-        if children_done:
-            order.update(dict.fromkeys(files[name]))
-        elif name in files and name not in begun:
+
+    def add(name: str) -> None:
+        if name in files and name not in begun:
             begun.add(name)
-            waiting.append((name, True))
-            waiting += [(child, False) for file in files[name] for child, _ in references(definitions[file])]
+            for file in files[name]:
+                for child, _ in references(definitions[file]):
+                    add(child)
+            order.update(dict.fromkeys(files[name]))
+
+    for definition in definitions.values():
+        add(definition["flow"])
     return ((file, definitions[file]) for file in order)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Any
 import click
 
 from penstock.cli.flow_files import FILE, valid
+from penstock.cli.flow_group import flows
 from penstock.cli.flow_views import flow_argument
 from penstock.cli.gateway import gateway_option, open_client
 from penstock.cli.options import json_option
-from penstock.cli.output import console, counted, print_document, table
+from penstock.cli.output import console, counted, print_answer, print_document, table
 from penstock.cli.param_types import Whole
 from penstock.cli.serving import extra
 from penstock.client import Flow
 from penstock.core.flow.plan import NodeKind, Plan
-from penstock.core.flow.replay import Decided, Difference, Record, RecordedNode, compare
+from penstock.core.flow.replay import Record, RecordedNode, compare
 from penstock.core.flow.state import NodeStatus, StopReason
 from penstock.errors import InvalidRecord, PenstockError
 
@@ -26,7 +28,7 @@ from penstock.errors import InvalidRecord, PenstockError
 _DIFFERENT = 1
 
 
-@click.command()
+@flows.command()
 @click.argument("source", metavar="FILE|ID")
 @click.option("--svg", "svg_", is_flag=True, help="Print an SVG picture instead of text.")
 @gateway_option
@@ -80,7 +82,7 @@ def _state(node: Mapping[str, Any]) -> str:
     return f"{node['status']}, {items['succeeded']:,} of {items['total']:,} items"
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @click.option("--version", type=Whole(1), help="The uploaded version to compare with.")
 @click.option("--file", type=FILE, help="A file with the definition to compare with, before its upload.")
@@ -107,25 +109,19 @@ def diff(flow_id: int, version: int | None, file: Path | None, gateway: str | No
             )
     plan = Plan.from_wire(_definition(flow))
     found = compare(plan, Plan.from_wire(other), record_of(flow))
-    if json_:
-        print_document(
-            {
-                "id": flow.id,
-                "flow": flow.name,
-                "version": flow.version,
-                "other": other["version"],
-                "equal": not found,
-                "differences": [_document(difference) for difference in found],
-            }
-        )
-    else:
-        for difference in found:
-            click.echo(difference.sentence)
-        if not found:
-            click.echo(
-                f"version {other['version']} decides flow {flow.id} as version {flow.version} did: "
-                f"{counted(len(plan.nodes), 'node')}"
-            )
+    document = {
+        "id": flow.id,
+        "flow": flow.name,
+        "version": flow.version,
+        "other": other["version"],
+        "equal": not found,
+        "differences": [{**dataclasses.asdict(each), "sentence": each.sentence} for each in found],
+    }
+    equal = (
+        f"version {other['version']} decides flow {flow.id} as version {flow.version} did: "
+        f"{counted(len(plan.nodes), 'node')}"
+    )
+    print_answer(document, "\n".join(each.sentence for each in found) or equal, json_=json_)
     if found:
         click.get_current_context().exit(_DIFFERENT)
 
@@ -154,16 +150,3 @@ def record_of(flow: Flow) -> Record:
         )
     stop = StopReason(flow.raw["stop"]) if flow.raw["stop"] else None
     return Record(nodes, stop, stopped_at)
-
-
-def _document(difference: Difference) -> dict[str, Any]:
-    return {
-        "node": difference.node,
-        "before": _decided(difference.before),
-        "after": _decided(difference.after),
-        "sentence": difference.sentence,
-    }
-
-
-def _decided(decided: Decided | None) -> dict[str, Any] | None:
-    return None if decided is None else {"status": decided.status, "after": decided.after}

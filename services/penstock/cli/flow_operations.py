@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import yes_option
+from penstock.cli.flow_group import flows
 from penstock.cli.flow_views import watch_flow
-from penstock.cli.gateway import PATIENCE_S, gateway_option, labels_of, open_client
-from penstock.cli.options import json_option, label_option, together
+from penstock.cli.gateway import PATIENCE_S, gateway_option, open_client
+from penstock.cli.options import by_option, json_option, label_option, rate_option, states_option, together
 from penstock.cli.output import print_answer
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.running_operation import Operation
+from penstock.cli.running_operation import Operation, filter_of
 from penstock.client import FlowFilter, SyncClient
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.flow.state import FlowStatus
@@ -34,12 +35,10 @@ _options = together(
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
     click.option("--name", help="Only flows of this definition."),
     click.option("--of-version", "of_version", type=Whole(1), help="Only flows of this version."),
-    click.option(
+    states_option(
         "--status",
-        "statuses",
-        multiple=True,
-        type=click.Choice([status.value for status in FlowStatus]),
-        help="Only flows in this state. The option is repeatable. Default: every state in which the verb applies.",
+        FlowStatus,
+        "Only flows in this state. The option is repeatable. Default: every state in which the verb applies.",
     ),
     label_option("Only flows with this label. The option is repeatable; a flow must have all labels."),
     click.option("--created-since", type=Moment(), help="Only flows that were started then or later."),
@@ -50,20 +49,16 @@ _options = together(
     click.option(
         "--schedule", help="Only flows of this schedule, with those of its backfills and of reruns."
     ),
-    click.option(
-        "--rate",
-        type=click.FloatRange(min=0.001, max=1_000_000),
-        help="With a filter: the most flows a second. Default: no limit.",
-    ),
+    rate_option("With a filter: the most flows a second. Default: no limit."),
     click.option("--dry-run", is_flag=True, help="Show what would change, but change nothing."),
     yes_option,
-    click.option("--by", help="The name of the operator, for the audit. Default: user@host."),
+    by_option,
     gateway_option,
     json_option,
 )
 
 
-@click.command()
+@flows.command()
 @_options
 def pause(**options: Any) -> None:
     """Pauses flows: nothing new starts in them, and what runs goes on to its end.
@@ -75,14 +70,14 @@ def pause(**options: Any) -> None:
     _run(FlowVerb.PAUSE, options)
 
 
-@click.command()
+@flows.command()
 @_options
 def resume(**options: Any) -> None:
     """Resumes paused flows; ids and filters as of `penstock flows pause`."""
     _run(FlowVerb.RESUME, options)
 
 
-@click.command()
+@flows.command()
 @_options
 def cancel(**options: Any) -> None:
     """Cancels flows with all their tasks and child flows; ids and filters as of `pause`."""
@@ -105,7 +100,7 @@ _watch_option = click.option(
 )
 
 
-@click.command()
+@flows.command()
 @_watch_option
 @click.option(
     "--node",
@@ -133,7 +128,7 @@ def recover(nodes: tuple[str, ...], version: int | str, watch_: bool, **options:
     _run(FlowVerb.RECOVER, options, nodes=nodes, version=version, watch=watch_)
 
 
-@click.command()
+@flows.command()
 @click.option(
     "--version",
     type=_Version(),
@@ -149,19 +144,7 @@ def rerun(version: int | str, watch_: bool, **options: Any) -> None:
 
 
 def _run(verb: FlowVerb, options: Mapping[str, Any], **more: Any) -> None:
-    which = FlowFilter(
-        ids=options["ids"],
-        name=options["name"],
-        version=options["of_version"],
-        statuses=options["statuses"],
-        labels=labels_of(options["labels"]),
-        created_since=options["created_since"],
-        created_until=options["created_until"],
-        finished_since=options["finished_since"],
-        finished_until=options["finished_until"],
-        error=options["error"],
-        schedule=options["schedule"],
-    )
+    which = filter_of(FlowFilter, options, version=options["of_version"])
     wire = which.to_wire()
     if not wire:
         raise click.UsageError("give ids, or a filter such as --name")

@@ -9,17 +9,18 @@ from typing import Any
 import click
 
 from penstock.cli.flow_files import FILE, REFUSED, children_first, print_faults, validated
+from penstock.cli.flow_group import flows
 from penstock.cli.flow_views import watch_flow
-from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import callbacks_of, json_of, naming_options
+from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
+from penstock.cli.inputs import json_of, naming_options
 from penstock.cli.names import FLOW_NAME
 from penstock.cli.options import (
     PRIORITY,
-    all_option,
     callback_option,
+    events_option,
     json_option,
     label_option,
-    limit_option,
+    list_options,
 )
 from penstock.cli.output import moment, print_answer, print_document, print_list
 from penstock.cli.param_types import Whole
@@ -29,7 +30,7 @@ from penstock.errors import Conflict, Invalid, InvalidRecord, PenstockError
 from penstock.http.problems import Faults, relocated
 
 
-@click.command()
+@flows.command()
 @click.argument("flow", metavar="NAME", type=FLOW_NAME)
 @click.option(
     "--input",
@@ -50,11 +51,7 @@ from penstock.http.problems import Faults, relocated
     help="A text that identifies the submission: submitting it again returns the first flow.",
 )
 @callback_option("A target that is called when the flow ends.")
-@click.option(
-    "--events",
-    type=click.Choice(["final", "all"]),
-    help="The transitions that are published. Default: final.",
-)
+@events_option("The transitions that are published. Default: final.")
 @label_option("A label of the flow. The option is repeatable.")
 @click.option("--watch", "watch_", is_flag=True, help="Wait until the flow has ended, as `watch` does.")
 @gateway_option
@@ -66,8 +63,6 @@ def submit(
     flow: str,
     pairs: tuple[str, ...],
     inputs: str | None,
-    callbacks: tuple[str, ...],
-    labels: tuple[str, ...],
     watch_: bool,
     gateway: str | None,
     json_: bool,
@@ -77,13 +72,7 @@ def submit(
 
     `--input day=2026-11-23 --input size:=5` gives a text and a number.
     """
-    wire = without_empty(
-        flow=flow,
-        inputs=_inputs_of(pairs, inputs),
-        callbacks=callbacks_of(callbacks),
-        labels=labels_of(labels),
-        **options,
-    )
+    wire = without_empty(flow=flow, inputs=_inputs_of(pairs, inputs), **options)
     with open_client(gateway) as client:
         with naming_options(below="/0"):
             [submitted] = client.submit_flows([wire])
@@ -112,7 +101,7 @@ def _inputs_of(pairs: tuple[str, ...], whole: str | None) -> dict[str, Any]:
     return inputs
 
 
-@click.command()
+@flows.command()
 @click.argument("files", nargs=-1, required=True, type=FILE, metavar="FILE...")
 @gateway_option
 @json_option
@@ -124,11 +113,14 @@ def upload(files: tuple[Path, ...], gateway: str | None, json_: bool) -> None:
     refuse others, for example because of a task type that it does not know. Then all files are
     uploaded that do not depend on a refused one. In both cases the status is 3.
     """
-    found = validated(files, None, others_exist=True)
-    if any(faults for _, faults in found.values()):
-        for file, (_, faults) in found.items():
-            if faults:
-                print_faults(file, faults, json_=json_)
+    found = validated(files, None)
+    invalid = False
+    for file, (_, faults) in found.items():
+        # The gateway may have child flows that are not among the files.
+        if own := [fault for fault in faults if fault.code != "unknown_flow"]:
+            print_faults(file, own, json_=json_)
+            invalid = True
+    if invalid:
         click.get_current_context().exit(REFUSED)
     refused: dict[str, Path] = {}
     with open_client(gateway) as client:
@@ -144,7 +136,11 @@ def upload(files: tuple[Path, ...], gateway: str | None, json_: bool) -> None:
                 _print_refusal(file, located, json_=json_)
                 refused[definition["flow"]] = file
             else:
-                _print_stored(file, stored, json_=json_)
+                print_answer(
+                    {name: stored[name] for name in ("name", "version", "created_at")},
+                    f"{file}: flow {stored['name']}, version {stored['version']} is stored",
+                    json_=json_,
+                )
     if refused:
         click.get_current_context().exit(REFUSED)
 
@@ -153,14 +149,6 @@ def _require_children(definition: Mapping[str, Any], refused: Mapping[str, Path]
     for name, _ in references(definition):
         if name in refused:
             raise InvalidRecord(f"not uploaded, because its child flow {name!r} in {refused[name]} is not")
-
-
-def _print_stored(file: Path, stored: Mapping[str, Any], *, json_: bool) -> None:
-    print_answer(
-        {name: stored[name] for name in ("name", "version", "created_at")},
-        f"{file}: flow {stored['name']}, version {stored['version']} is stored",
-        json_=json_,
-    )
 
 
 def _print_refusal(file: Path, error: PenstockError, *, json_: bool) -> None:
@@ -187,7 +175,7 @@ def _located(error: Invalid, file: Path) -> Invalid:
     return relocated(error, move)
 
 
-@click.command()
+@flows.command()
 @client_options
 def definitions(client: SyncClient, json_: bool) -> None:
     """Lists the flow definitions with their newest versions."""
@@ -205,15 +193,14 @@ def definitions(client: SyncClient, json_: bool) -> None:
     )
 
 
-@click.command()
+@flows.command()
 @click.argument("name", type=FLOW_NAME)
-@limit_option("versions")
-@all_option("versions")
+@list_options("versions")
 @client_options
-def versions(name: str, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
+def versions(name: str, limit: int | None, client: SyncClient, json_: bool) -> None:
     """Lists the versions of a flow definition, newest first."""
     print_list(
-        list(client.flow_versions(name, limit=None if all_ else limit)),
+        list(client.flow_versions(name, limit=limit)),
         ("version", "uploaded", "by", "description"),
         lambda each: (
             str(each["version"]),
@@ -226,7 +213,7 @@ def versions(name: str, limit: int, all_: bool, client: SyncClient, json_: bool)
     )
 
 
-@click.command("send-event")
+@flows.command("send-event")
 @click.argument("name")
 @click.option(
     "--key", default="", help="The key of the waits. Default: the empty key, as of waits without one."

@@ -9,8 +9,9 @@ from typing import Any
 import click
 from rich.text import Text
 
-from penstock.cli.gateway import client_options, labels_of
-from penstock.cli.options import all_option, label_option, limit_option
+from penstock.cli.flow_group import flows
+from penstock.cli.gateway import client_options
+from penstock.cli.options import label_option, list_options, states_option
 from penstock.cli.output import (
     counts_text,
     fields,
@@ -18,31 +19,25 @@ from penstock.cli.output import (
     print_document,
     print_list,
     progress,
+    shorten,
     state_text,
     table,
 )
 from penstock.cli.param_types import Moment, Whole
+from penstock.cli.task_views import error_text
 from penstock.client import Flow, SyncClient
 from penstock.core.flow.state import FINAL_NODES, FlowStatus
 from penstock.core.task import State
 
 # The exit status when a watched flow did not succeed, as of `penstock watch`.
 _NOT_SUCCEEDED = 1
-# Flows that one tree shows at most.
-_MAX_FLOWS = 100
 
 flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
 
 
-@click.command("list")
+@flows.command("list")
 @click.option("--name", help="List only flows of this definition.")
-@click.option(
-    "--status",
-    "statuses",
-    multiple=True,
-    type=click.Choice([status.value for status in FlowStatus]),
-    help="List only flows in this state. The option is repeatable.",
-)
+@states_option("--status", FlowStatus, "List only flows in this state. The option is repeatable.")
 @label_option("List only flows with this label. The option is repeatable; a flow must have all labels.")
 @click.option("--since", type=Moment(), help="List only flows that were started then or later.")
 @click.option("--idempotency-key", help="List only the flow with this idempotency key.")
@@ -52,20 +47,19 @@ flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
 @click.option(
     "--schedule", help="List only flows of this schedule, with those of its backfills and of reruns."
 )
-@limit_option("flows")
-@all_option("flows")
+@list_options("flows")
 @client_options
-def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **options: Any) -> None:
+def list_(client: SyncClient, json_: bool, limit: int | None, **options: Any) -> None:
     """Lists flows, newest first; child flows only with --family."""
     found = client.list_flows(
         name=options["name"],
         status=options["statuses"],
-        labels=labels_of(options["labels"]),
+        labels=options["labels"],
         idempotency_key=options["idempotency_key"],
         since=options["since"],
         family=options["family"],
         schedule=options["schedule"],
-        limit=None if all_ else limit,
+        limit=limit,
     )
     print_list(
         found,
@@ -96,7 +90,7 @@ def _status_text(flow: Flow) -> Text:
     return state_text(flow.status)
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @click.option(
     "--depth",
@@ -132,7 +126,11 @@ def _print_flow(flow: Flow) -> None:
         item = f", item {parent['item']}" if parent["item"] is not None else ""
         pairs.append(("parent", f"flow {parent['flow']}, node {parent['node']}{item}; root {raw['root_id']}"))
     pairs += [("recoveries", str(flow.generation))] if flow.generation else []
-    pairs += [(name, _shorten(raw[name])) for name in ("inputs", "output") if name in raw]
+    pairs += [
+        (name, shorten(json.dumps(raw[name], ensure_ascii=False)))
+        for name in ("inputs", "output")
+        if name in raw
+    ]
     pairs += [("error", flow.error)] if flow.error else []
     pairs += [("labels", ", ".join(f"{k}={v}" for k, v in flow.labels.items()))] if flow.labels else []
     for name in ("idempotency_key", "rerun_of", "schedule"):
@@ -142,27 +140,11 @@ def _print_flow(flow: Flow) -> None:
     fields(pairs)
 
 
-def _shorten(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
-
-
-def _tree(client: SyncClient, flow: Flow, depth: int) -> Iterator[list[str | Text]]:
-    flows = 1
-
-    def rows(shown: Flow, level: int) -> Iterator[list[str | Text]]:
-        nonlocal flows
-        for node in shown.nodes:
-            yield _row(node, level)
-            if node["flow"] is None or level >= depth:
-                continue
-            if flows >= _MAX_FLOWS:
-                yield ["  " * (level + 1) + "…", "", "", "", "", "", f"more than {_MAX_FLOWS} flows"]
-                return
-            flows += 1
-            yield from rows(client.get_flow(node["flow"]["id"]), level + 1)
-
-    yield from rows(flow, 0)
+def _tree(client: SyncClient, flow: Flow, depth: int, level: int = 0) -> Iterator[list[str | Text]]:
+    for node in flow.nodes:
+        yield _row(node, level)
+        if node["flow"] is not None and level < depth:
+            yield from _tree(client, client.get_flow(node["flow"]["id"]), depth, level + 1)
 
 
 def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:
@@ -188,7 +170,7 @@ def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:
     ]
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @click.argument("node")
 @click.option(
@@ -198,21 +180,12 @@ def _row(node: Mapping[str, Any], level: int) -> list[str | Text]:
     type=click.Choice(sorted({state.value for state in State})),
     help="List only tasks, or child flows, in this state. The option is repeatable.",
 )
-@limit_option("items")
-@all_option("items")
+@list_options("items")
 @client_options
-def items(
-    flow_id: int,
-    node: str,
-    states: tuple[str, ...],
-    limit: int,
-    all_: bool,
-    client: SyncClient,
-    json_: bool,
-) -> None:
+def items(flow_id: int, node: str, client: SyncClient, json_: bool, **options: Any) -> None:
     """Lists the tasks or child flows of a node, by item and recovery."""
     print_list(
-        client.flow_children(flow_id, node, state=states, limit=None if all_ else limit),
+        client.flow_children(flow_id, node, state=options["states"], limit=options["limit"]),
         ("item", "recovery", "child", "state", "started", "ended", "error"),
         _child_row,
         f"node {node} has no such task or child flow",
@@ -223,9 +196,7 @@ def items(
 def _child_row(child: Mapping[str, Any]) -> list[str | Text]:
     task, flow = child["task"], child["flow"]
     shown = task or flow
-    error = (
-        task["error"] and f"{task['error']['kind']}: {task['error']['message']}" if task else flow["error"]
-    )
+    error = error_text(task["error"]) if task else flow["error"]
     return [
         "" if child["item"] is None else str(child["item"]),
         str(child["generation"] or ""),
@@ -237,7 +208,7 @@ def _child_row(child: Mapping[str, Any]) -> list[str | Text]:
     ]
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @client_options
 @click.pass_context
@@ -264,7 +235,7 @@ def watch_flow(client: SyncClient, flow_id: int, *, generation: int = 0, json_: 
     return 0 if flow.status is FlowStatus.SUCCEEDED else _NOT_SUCCEEDED
 
 
-@click.command()
+@flows.command()
 @flow_argument
 @client_options
 def why(flow_id: int, client: SyncClient, json_: bool) -> None:

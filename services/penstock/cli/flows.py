@@ -8,12 +8,9 @@ from typing import Any
 import click
 from rich.text import Text
 
+from penstock.cli import flow_graphs, flow_operations, flow_submission, flow_views  # noqa: F401 (they add their verbs)
 from penstock.cli.flow_files import FILE, REFUSED, print_faults, valid, validated
-from penstock.cli.flow_graphs import diff, graph
-from penstock.cli.flow_operations import cancel, pause, recover, rerun, resume
-from penstock.cli.flow_submission import definitions, send_event, submit, upload, versions
-from penstock.cli.flow_views import get, items, list_, watch, why
-from penstock.cli.groups import Group
+from penstock.cli.flow_group import flows
 from penstock.cli.options import json_option
 from penstock.cli.output import console, counted, print_document, state_text, table
 from penstock.core.flow.plan import Plan
@@ -23,36 +20,6 @@ from penstock.core.flow.state import FlowStatus
 
 # The status of a bad outcome, as for every other verb.
 _NOT_SUCCEEDED = 1
-
-
-@click.group(cls=Group)
-def flows() -> None:
-    """Uploads, starts, shows and steers flows; validates, draws and simulates their definitions.
-
-    A verb that steers changes one flow by its id, and many by ids or by a filter.
-    """
-
-
-for _verb in (
-    submit,
-    send_event,
-    upload,
-    definitions,
-    versions,
-    list_,
-    get,
-    items,
-    watch,
-    why,
-    graph,
-    diff,
-    pause,
-    resume,
-    cancel,
-    recover,
-    rerun,
-):
-    flows.add_command(_verb)
 
 
 @flows.command()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
 import click
 
-from penstock.cli.deployment import data_dir_option, environment, given_data_dir
+from penstock.cli.deployment import data_dir_option, gateway_address, given_data_dir
 from penstock.cli.options import json_option, together
+from penstock.cli.param_types import NO_LIMIT
 from penstock.client import SyncClient
-from penstock.errors import InvalidRecord
 
 # How long a verb waits for a gateway, in seconds: long enough for a restart, and short enough for a
 # person.
@@ -56,28 +56,18 @@ def open_client(
         SettingsError: no deployment runs in the data directory, or the address is no URL.
     """
     return SyncClient(
-        url or environment("gateway").get("PENSTOCK_GATEWAY"),
+        url or gateway_address(),
         patience_s=PATIENCE_S if patience_s is None else patience_s,
         timeout_s=timeout_s,
         data_dir=given_data_dir(),
     )
 
 
-def labels_of(pairs: tuple[str, ...]) -> dict[str, str]:
-    """The labels of `name=value` options.
-
-    Raises:
-        InvalidRecord: an option has no `=`, or no name.
-    """
-    labels = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise InvalidRecord(f"--label {pair!r} has no name and value: write --label name=value")
-        labels[name] = value
-    return labels
-
-
 def without_empty(**options: Any) -> dict[str, Any]:
     """The options that have a value."""
     return {name: value for name, value in options.items() if value not in (None, (), {})}
+
+
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that have a value, with None for `none`, which removes a limit."""
+    return {name: None if value == NO_LIMIT else value for name, value in without_empty(**options).items()}

@@ -26,8 +26,6 @@ def summarize(verb: click.Command) -> None:
 class Group(click.Group):
     """A group whose error about an unknown verb names the nearest one."""
 
-    group_class = type
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -8,17 +8,14 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.deployment import deployment_settings
 from penstock.cli.gateway import without_empty
 from penstock.cli.groups import Group
-from penstock.cli.options import postgres_options
+from penstock.cli.options import limit_option, postgres_options
 from penstock.cli.output import counted, print_document, print_list, table
-from penstock.cli.param_types import Finite, Whole
+from penstock.cli.param_types import Finite
 from penstock.cli.serving import extra
 from penstock.settings import Platform
-
-# The number of days that `list` prints without --limit.
-_DEFAULT_DAYS = 100
 
 
 @click.group(cls=Group)
@@ -27,9 +24,7 @@ def history() -> None:
 
 
 @history.command("list")
-@click.option(
-    "--limit", type=Whole(1), default=_DEFAULT_DAYS, show_default=True, help="The most days to list."
-)
+@limit_option("days", default=100)
 @click.option("--all", "all_", is_flag=True, help="List dropped days too, with the place of their archive.")
 @postgres_options
 def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
@@ -44,7 +39,7 @@ def list_(limit: int, *, all_: bool, json_: bool, **options: Any) -> None:
         ) as pool:
             return [_document(row) for row in await statements.parts(pool, dropped=all_, limit=limit)]
 
-    with DeploymentSettings(Platform, options).explaining_errors("postgres") as settings:
+    with deployment_settings(Platform, options, "postgres") as settings:
         days = asyncio.run(fetch(settings))
     print_list(
         days,
@@ -126,7 +121,7 @@ def run(
             "left": remaining["retired"],
         }
 
-    with DeploymentSettings(TaskSyncSettings, overrides).explaining_errors("postgres", "objects") as settings:
+    with deployment_settings(TaskSyncSettings, overrides, "postgres", "objects") as settings:
         outcome = asyncio.run(plan(settings) if dry_run else work(settings))
     if json_:
         print_document({"dry_run": dry_run, **outcome})

@@ -73,18 +73,30 @@ def parse_json(data: bytes) -> Any:
     return orjson.loads(data)
 
 
-def callbacks_of(texts: Sequence[str], *, none: bool = False) -> list[Any] | None:
+def labels_of(pairs: tuple[str, ...]) -> dict[str, str]:
+    """The labels of `name=value` options.
+
+    Raises:
+        InvalidRecord: an option has no `=`, or no name.
+    """
+    labels = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidRecord(f"--label {pair!r} has no name and value: write --label name=value")
+        labels[name] = value
+    return labels
+
+
+def callbacks_of(texts: Sequence[str]) -> list[Any] | None:
     """The wire value of `--callback` options; None without options.
 
     Args:
         texts: values of the options.
-        none: the task has no callbacks, instead of those of its type.
 
     Raises:
         InvalidRecord: a file cannot be read, or an object is not JSON. The text does not quote it.
     """
-    if none:
-        return []
     return [_callback_of(text, f"/callbacks/{index}") for index, text in enumerate(texts)] or None
 
 
@@ -168,20 +180,17 @@ class Lines:
     def __init__(self, name: str, defaults: Mapping[str, Any]) -> None:
         self._name = name
         self._defaults = defaults
-        self._line_numbers: list[int] = []
-        self._lines = (sys.stdin.buffer.read() if name == "-" else read_input(name)).splitlines()
-        if not len(self):
+        lines = (sys.stdin.buffer.read() if name == "-" else read_input(name)).splitlines()
+        self._lines = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        if not self._lines:
             source = "standard input" if name == "-" else name
             raise InvalidRecord(f"{source} is empty: --file takes one JSON object a line, one for each task")
 
     def __len__(self) -> int:
-        return sum(1 for line in self._lines if line.strip())
+        return len(self._lines)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for number, line in enumerate(self._lines, start=1):
-            if not line.strip():
-                continue
-            self._line_numbers.append(number)
+        for number, line in self._lines:
             try:
                 raw = parse_json(line)
             except ValueError as error:
@@ -197,5 +206,5 @@ class Lines:
         position, _, rest = error.pointer.removeprefix("/").partition("/")
         if not position.isdigit():
             return error
-        line = f"{self._name}, line {self._line_numbers[int(position)]}"
+        line = f"{self._name}, line {self._lines[int(position)][0]}"
         return InvalidRecord(f"{line}: {'/' + rest + ': ' if rest else ''}{error.reason}")

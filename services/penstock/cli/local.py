@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 from penstock import discovery
 from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import without_empty
-from penstock.cli.options import json_option
+from penstock.cli.options import Verb, json_option
 from penstock.cli.output import fields, print_answer, print_document, state_text, table
 from penstock.cli.serving import SERVICES, extra
 from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
@@ -20,12 +21,14 @@ from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
 # The exit status of `penstock status` when a program does not serve, or nothing runs.
 EXIT_NOT_SERVING = 1
 
-_directory_option = click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar=DATA_DIR_VARIABLE,
-    help=f"The directory of the deployment. Default: ${DATA_DIR_VARIABLE}, or else .penstock",
-)
+
+def _directory_option(what: str) -> Callable[[Verb], Verb]:
+    return click.option(
+        "--data-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        envvar=DATA_DIR_VARIABLE,
+        help=f"The directory of {what}. Default: ${DATA_DIR_VARIABLE}, or else .penstock",
+    )
 
 
 @click.command()
@@ -37,12 +40,7 @@ _directory_option = click.option(
 @click.option(
     "--postgres", metavar="URL", help="The address of a database to use instead of starting a server."
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    envvar=DATA_DIR_VARIABLE,
-    help=f"The directory of all data. Default: ${DATA_DIR_VARIABLE}, or else .penstock",
-)
+@_directory_option("all data")
 @click.option(
     "--detach",
     "-d",
@@ -100,7 +98,7 @@ def up(
 
 
 @click.command()
-@_directory_option
+@_directory_option("the deployment")
 @json_option
 def down(data_dir: Path | None, *, json_: bool) -> None:
     """Stops the deployment of a directory, as Ctrl-C does; its data stays."""
@@ -116,7 +114,7 @@ def down(data_dir: Path | None, *, json_: bool) -> None:
 
 
 @click.command()
-@_directory_option
+@_directory_option("the deployment")
 @json_option
 @click.pass_context
 def status(ctx: click.Context, data_dir: Path | None, *, json_: bool) -> None:

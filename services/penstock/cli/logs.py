@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -93,22 +93,21 @@ def _print_deployment_log(tail: int | None, text: str, *, follow: bool) -> None:
             f"there is no log of a deployment in {directory}: give the ID of a task, or start one with `penstock up`"
         ) from error
     with file:
-        wanted = (line for line in file if text.lower() in line.lower())
         # Without a number, line by line: the log may be large.
-        for line in wanted if tail is None else deque(wanted, maxlen=tail):
-            _print_line(line, text)
-        while follow and discovery.owner_of(directory) is not None:
-            if line := file.readline():
-                _print_line(line, text)
-            else:
-                time.sleep(LOOK_S)
-        for line in file:
-            _print_line(line, text)
+        lines: Iterable[str] = file if tail is None else deque(_with(text, file), maxlen=tail)
+        while True:
+            for line in _with(text, lines):
+                click.echo(line.rstrip("\n"))
+            if not follow:
+                return
+            time.sleep(LOOK_S)
+            # Before the file is read: a deployment that has ended writes nothing more.
+            follow = discovery.owner_of(directory) is not None
+            lines = file
 
 
-def _print_line(line: str, text: str) -> None:
-    if text.lower() in line.lower():
-        click.echo(line.rstrip("\n"))
+def _with(text: str, lines: Iterable[str]) -> Iterator[str]:
+    return (line for line in lines if text.lower() in line.lower())
 
 
 def _attempts(client: SyncClient, task_id: int, *, follow: bool) -> Iterator[tuple[int, int]]:

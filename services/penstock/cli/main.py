@@ -11,9 +11,8 @@ import click
 
 import penstock
 from penstock.cli import streams
-from penstock.cli.failures import Failure, Misuse, print_error, report
+from penstock.cli.failures import is_expected, report
 from penstock.cli.groups import LazyGroup, LazyVerb
-from penstock.errors import PenstockError
 from penstock.logs import quiet_libraries
 from penstock.variables import misspelt
 
@@ -33,40 +32,20 @@ class _Verbs(LazyGroup):
         streams.prepare(json_=json_)
         try:
             try:
-                return super().main(args, *more, **extra)
+                status = super().main(args, *more, **{**extra, "standalone_mode": False})
             finally:
                 sys.stdout.flush()
         except Exception as error:
-            if sys.flags.dev_mode:
+            if sys.flags.dev_mode and not is_expected(error):
                 raise
             status = report(error, json_=json_)
-            streams.discard()
-            sys.exit(status)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        # A usage error may come before the verb has read its options.
-        ctx.obj = "--json" in args
-        try:
-            return super().parse_args(ctx, args)
-        except click.UsageError as error:
-            if not ctx.obj:
-                raise
-            raise Misuse(error.format_message(), error.ctx) from error
+            if isinstance(error, OSError):
+                streams.discard()
+        sys.exit(status or 0)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except PenstockError as error:
-            raise Failure(error, json_=ctx.obj) from error
-        except click.UsageError as error:
-            if not ctx.obj:
-                raise
-            raise Misuse(error.format_message(), error.ctx) from error
-        except click.Abort:
-            if not ctx.obj:
-                raise
-            print_error("aborted: the answer was no", 1, ["aborted: the answer was no"], [])
-            ctx.exit(1)
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
 

@@ -8,10 +8,19 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import yes_option
-from penstock.cli.gateway import client_options, gateway_option, labels_of
+from penstock.cli.gateway import client_options, gateway_option
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
-from penstock.cli.options import PRIORITY, all_option, json_option, label_option, limit_option, together
+from penstock.cli.options import (
+    PRIORITY,
+    by_option,
+    json_option,
+    label_option,
+    list_options,
+    rate_option,
+    states_option,
+    together,
+)
 from penstock.cli.output import (
     fields,
     moment,
@@ -21,7 +30,7 @@ from penstock.cli.output import (
     state_text,
 )
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.running_operation import Operation
+from penstock.cli.running_operation import Operation, filter_of
 from penstock.cli.tasks import list_
 from penstock.client import SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
@@ -43,12 +52,10 @@ _options = together(
     click.option("--type", "type_", type=TYPE_NAME, help="Change only tasks of this type."),
     click.option("--stage", help="Change only tasks in this stage, or that ended in it."),
     click.option("--key", help="Change only tasks with this concurrency key."),
-    click.option(
+    states_option(
         "--state",
-        "states",
-        multiple=True,
-        type=click.Choice([state.value for state in State]),
-        help="Change only tasks in this state. The option is repeatable. Default: every state in which the "
+        State,
+        "Change only tasks in this state. The option is repeatable. Default: every state in which the "
         "verb applies.",
     ),
     label_option("Change only tasks with this label. The option is repeatable; a task must have all labels."),
@@ -67,14 +74,10 @@ _options = together(
         "--error",
         help='Change only tasks whose error "kind: message" has this text, in upper or lower case.',
     ),
-    click.option(
-        "--rate",
-        type=click.FloatRange(min=0.001, max=1_000_000),
-        help="The most tasks a second. Default: no limit.",
-    ),
+    rate_option("The most tasks a second. Default: no limit."),
     click.option("--dry-run", is_flag=True, help="Count the tasks and show some, but change none."),
     yes_option,
-    click.option("--by", help="The name of the operator, for the audit. Default: user@host."),
+    by_option,
     gateway_option,
     json_option,
 )
@@ -131,20 +134,7 @@ def recover(**options: Any) -> None:
 
 
 def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None) -> None:
-    task_filter = TaskFilter(
-        ids=options["ids"],
-        type=options["type_"],
-        stage=options["stage"],
-        key=options["key"],
-        states=options["states"],
-        labels=labels_of(options["labels"]),
-        priorities=options["priorities"],
-        created_since=options["created_since"],
-        created_until=options["created_until"],
-        finished_since=options["finished_since"],
-        finished_until=options["finished_until"],
-        error=options["error"],
-    )
+    task_filter = filter_of(TaskFilter, options, type=options["type_"])
     if not task_filter.to_wire():
         raise click.UsageError("give ids, or a filter such as --type")
     done = _PARTICIPLES[verb]
@@ -163,7 +153,7 @@ def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None
 
 @tasks.command()
 @click.argument("operation_id", metavar="OPERATION")
-@click.option("--by", help="The name of the operator, for the audit. Default: user@host.")
+@by_option
 @client_options
 def stop(operation_id: str, by: str | None, client: SyncClient, json_: bool) -> None:
     """Stops an operation of `penstock tasks` or `penstock flows`; what it has changed stays so."""
@@ -211,15 +201,12 @@ def _figure(name: str, value: Any) -> str:
     type=click.Choice(["running", "done", "stopped", "failed"]),
     help="List only operations in this state.",
 )
-@limit_option("operations")
-@all_option("operations")
+@list_options("operations")
 @client_options
-def audit(
-    verb: str | None, state: str | None, limit: int, all_: bool, client: SyncClient, json_: bool
-) -> None:
+def audit(verb: str | None, state: str | None, limit: int | None, client: SyncClient, json_: bool) -> None:
     """Lists the operations of `penstock tasks` and `penstock flows`, latest first."""
     print_list(
-        client.operations(verb=verb, state=state, limit=None if all_ else limit),
+        client.operations(verb=verb, state=state, limit=limit),
         ("id", "verb", "by", "started", "state", "changed", "filter"),
         lambda operation: (
             operation["id"],

@@ -132,6 +132,11 @@ def counts_text(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {state}" for state, count in ordered) or "none"
 
 
+def shorten(text: str) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
+
+
 def moment(text: str | None) -> str:
     """A moment of the API in local time, with seconds and the offset from UTC."""
     if not text:

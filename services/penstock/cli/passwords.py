@@ -9,13 +9,10 @@ import click
 
 from penstock.core.scram import password_fault
 
-# Before the name of a service in capitals.
-VARIABLE = "PENSTOCK_PASSWORD_"
-
 
 def variable_of(service: str) -> str:
     """The variable with the password of a service, of the tables' owner or of the reader."""
-    return VARIABLE + service.upper().replace("-", "_")
+    return "PENSTOCK_PASSWORD_" + service.upper().replace("-", "_")
 
 
 def given_passwords(services: Iterable[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import confirm, yes_option
-from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.deployment import deployment_settings
 from penstock.cli.groups import Group
 from penstock.cli.options import DEFAULT_LIMIT, kafka_options
 from penstock.cli.output import moment, print_answer, print_list
@@ -58,7 +59,7 @@ def list_(names: tuple[str, ...], *, since: datetime | None, limit: int, json_: 
             found += await replay.rejections(settings, name, since=since, limit=limit)
         return sorted(found, key=lambda rejection: rejection.rejected_at, reverse=True)
 
-    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         found = asyncio.run(read(settings))
     print_list(
         found,
@@ -83,15 +84,7 @@ def _row(prefix: str, rejection: Rejection) -> tuple[str, ...]:
 
 
 def _wire(rejection: Rejection) -> dict[str, Any]:
-    return {
-        "topic": rejection.topic,
-        "partition": rejection.partition,
-        "offset": rejection.offset,
-        "pointer": rejection.pointer,
-        "reason": rejection.reason,
-        "rejected_at": rejection.rejected_at,
-        "original": rejection.original.decode(errors="replace"),
-    }
+    return {**dataclasses.asdict(rejection), "original": rejection.original.decode(errors="replace")}
 
 
 @rejected.command("replay")
@@ -118,7 +111,7 @@ def replay_(
     if bool(types) == bool(flows):
         raise click.UsageError("give task types, or --flow, but not both")
     kind, names = (replay.FLOWS, flows) if flows else (replay.TASKS, types)
-    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         records = asyncio.run(replay.rejected_of(settings, kind, names))
         if not records:
             raise NotFound(

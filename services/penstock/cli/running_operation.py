@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from penstock.cli.confirmation import confirm
 from penstock.cli.gateway import open_client
 from penstock.cli.output import counted, counts_text, print_document, progress
-from penstock.client import Operated, SyncClient
+from penstock.client import FlowFilter, Operated, SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Verb
 from penstock.core.task import State
 from penstock.errors import NotFound, PenstockError
+
+Filter = TypeVar("Filter", TaskFilter, FlowFilter)
+
+
+def filter_of(kind: type[Filter], options: Mapping[str, Any], **named: Any) -> Filter:
+    """The filter of the options that have the names of its fields, and of others by name."""
+    names = [field.name for field in dataclasses.fields(kind) if field.name in options]
+    given = {name: options[name] for name in names}
+    return kind(**{**given, **named})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -8,24 +8,38 @@ from typing import Any
 
 import click
 
-from penstock.cli.backfills import backfill, backfills, stop
-from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
+from penstock.cli.gateway import client_options, without_empty
 from penstock.cli.groups import Group
-from penstock.cli.inputs import callbacks_of, naming_options
+from penstock.cli.inputs import naming_options
 from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME
 from penstock.cli.options import (
     PRIORITY,
-    all_option,
+    by_option,
     callback_option,
-    json_option,
+    events_option,
     label_option,
     limit_option,
+    list_options,
+    rate_option,
 )
-from penstock.cli.output import fields, moment, print_answer, print_document, print_list, state_text, table
+from penstock.cli.output import (
+    counted,
+    counts_text,
+    fields,
+    moment,
+    print_answer,
+    print_document,
+    print_list,
+    progress,
+    state_text,
+)
 from penstock.cli.param_types import Moment, Whole
 from penstock.client import SyncClient
 from penstock.core.schedule_policy import CatchUp, Overlap
-from penstock.errors import NotFound
+from penstock.errors import NotFound, PenstockError
+
+# The status of a backfill that was stopped, or of which a flow did not succeed.
+_NOT_SUCCEEDED = 1
 
 
 @click.group(cls=Group)
@@ -60,11 +74,7 @@ def schedules() -> None:
 @click.option("--priority", type=PRIORITY, help="The order of release of the tasks. Default: MEDIUM.")
 @label_option("A label of the flows. The option is repeatable.")
 @callback_option("A target that is called when a flow of the schedule ends.")
-@click.option(
-    "--events",
-    type=click.Choice(["final", "all"]),
-    help="The transitions of the flows that are published. Default: final.",
-)
+@events_option("The transitions of the flows that are published. Default: final.")
 @click.option(
     "--catch-up",
     type=click.Choice([each.value for each in CatchUp]),
@@ -88,41 +98,25 @@ def schedules() -> None:
     default=None,
     help="Whether no tick starts a flow. Default: no, and as it is for an existing schedule.",
 )
-@gateway_option
-@json_option
-def add(
-    name: str,
-    input_: str | None,
-    labels: tuple[str, ...],
-    callbacks: tuple[str, ...],
-    gateway: str | None,
-    json_: bool,
-    **options: Any,
-) -> None:
+@client_options
+def add(name: str, input_: str | None, client: SyncClient, json_: bool, **options: Any) -> None:
     """Creates a schedule, or replaces its settings; options that are missing mean defaults."""
-    settings = without_empty(
-        input=input_, labels=labels_of(labels), callbacks=callbacks_of(callbacks), **options
-    )
-    with open_client(gateway) as client, naming_options():
+    settings = without_empty(input=input_, **options)
+    with naming_options():
         schedule = client.put_schedule(name, **settings)
-    if json_:
-        print_document(schedule)
-    else:
-        state = "paused" if schedule["paused"] else f"next at {moment(schedule['next_tick'])}"
-        click.echo(
-            f"schedule {name}: flow {schedule['flow']} by {schedule['cron']}, {schedule['zone']}; {state}"
-        )
+    state = "paused" if schedule["paused"] else f"next at {moment(schedule['next_tick'])}"
+    text = f"schedule {name}: flow {schedule['flow']} by {schedule['cron']}, {schedule['zone']}; {state}"
+    print_answer(schedule, text, json_=json_)
 
 
 @schedules.command("list")
 @click.option("--flow", type=FLOW_NAME, help="List only schedules of this definition.")
-@limit_option("schedules")
-@all_option("schedules")
+@list_options("schedules")
 @client_options
-def list_(flow: str | None, limit: int, all_: bool, client: SyncClient, json_: bool) -> None:
+def list_(flow: str | None, limit: int | None, client: SyncClient, json_: bool) -> None:
     """Lists schedules by name, with their next and their last tick."""
     print_list(
-        list(client.schedules(flow=flow, limit=None if all_ else limit)),
+        list(client.schedules(flow=flow, limit=limit)),
         ("name", "flow", "cron", "zone", "state", "next", "last", "started"),
         lambda each: (
             each["name"],
@@ -206,11 +200,9 @@ def remove(name: str, client: SyncClient, json_: bool) -> None:
 def next_(name: str, count: int, after: datetime | None, client: SyncClient, json_: bool) -> None:
     """Shows the next ticks of a schedule, in its zone and in UTC."""
     ticks = client.schedule_ticks(name, count=count, after=after)
-    if json_:
-        for tick in ticks:
-            print_document(tick)
-    else:
-        table(("in its zone", "in UTC"), ((tick["local"], tick["tick"]) for tick in ticks))
+    print_list(
+        ticks, ("in its zone", "in UTC"), lambda tick: (tick["local"], tick["tick"]), "no ticks", json_=json_
+    )
 
 
 @schedules.command()
@@ -234,5 +226,107 @@ def skips(name: str, limit: int, client: SyncClient, json_: bool) -> None:
     )
 
 
-for _command in (backfill, backfills, stop):
-    schedules.add_command(_command)
+@schedules.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@click.option("--since", type=Moment(), required=True, help="The first moment of the range.")
+@click.option("--until", type=Moment(), help="The last moment of the range. Default: now.")
+@rate_option("The most flows that start a second. Default: no limit.")
+@click.option("--max-running", type=Whole(1), help="The most flows that run at once. Default: no limit.")
+@click.option("--rerun", is_flag=True, help="Run ticks again that have a flow; otherwise they are left.")
+@click.option("--dry-run", is_flag=True, help="Count the ticks, but start nothing.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the backfill is stored.")
+@by_option
+@client_options
+@click.pass_context
+def backfill(
+    ctx: click.Context, /, name: str, no_wait: bool, client: SyncClient, json_: bool, **options: Any
+) -> None:
+    """Runs a schedule over a past range, and waits until all flows have ended.
+
+    The backfill goes on even when this command ends; `penstock schedules stop` stops it. The status
+    is 1 unless all its flows succeed.
+    """
+    dry_run = options["dry_run"]
+    known: list[int] = []
+    with progress(quiet=json_ or dry_run) as bar:
+        task = bar.add_task(f"backfill of {name}", total=None)
+
+        def show(found: Mapping[str, Any]) -> None:
+            known[:] = [found["id"]]
+            bar.update(task, total=found["total"], completed=_done(found))
+
+        try:
+            with naming_options():
+                found = client.backfill(name, wait=not no_wait, progress=show, **options)
+        except (KeyboardInterrupt, PenstockError):
+            for backfill_id in known:
+                click.echo(
+                    f"backfill {backfill_id} goes on; `penstock schedules stop {backfill_id}` stops it",
+                    err=True,
+                )
+            raise
+    text = (
+        f"{found['would_start']:,} of {counted(found['total'], 'tick')} would start a flow; "
+        f"{found['already_run']:,} have one"
+        if dry_run
+        else _backfill_text(found)
+    )
+    print_answer(found, text, json_=json_)
+    if not dry_run and not no_wait and not _has_succeeded(found):
+        ctx.exit(_NOT_SUCCEEDED)
+
+
+def _done(found: Mapping[str, Any]) -> int:
+    """Ticks that need nothing more."""
+    ended = sum(flows for state, flows in found["flows"].items() if state != "running")
+    return int(ended + found["already_run"] + found["refused"])
+
+
+def _has_succeeded(found: Mapping[str, Any]) -> bool:
+    others = {state for state in found["flows"] if state != "succeeded"}
+    return found["state"] == "done" and not others and not found["refused"]
+
+
+def _backfill_text(found: Mapping[str, Any]) -> str:
+    left = f", {found['already_run']:,} had one" if found["already_run"] else ""
+    refused = f", {found['refused']:,} could not start" if found["refused"] else ""
+    error = f"\n  {found['error']}" if found["error"] else ""
+    return (
+        f"backfill {found['id']} is {found['state']}: {found['started']:,} of {counted(found['total'], 'tick')} started a flow"
+        f"{left}{refused} ({counts_text(found['flows'])}){error}"
+    )
+
+
+@schedules.command()
+@click.option("--schedule", help="List only backfills of this schedule.")
+@limit_option("backfills")
+@client_options
+def backfills(schedule: str | None, limit: int, client: SyncClient, json_: bool) -> None:
+    """Lists backfills, latest first, with their progress."""
+    print_list(
+        list(client.backfills(schedule=schedule, limit=limit)),
+        ("id", "schedule", "since", "until", "by", "state", "done", "flows"),
+        lambda each: (
+            str(each["id"]),
+            each["schedule"],
+            moment(each["since"]),
+            moment(each["until"]),
+            each["by"],
+            state_text(each["state"]),
+            f"{_done(each):,} of {each['total']:,}",
+            counts_text(each["flows"]),
+        ),
+        "no backfills",
+        json_=json_,
+    )
+
+
+@schedules.command()
+@click.argument("backfill_id", metavar="BACKFILL", type=Whole(1))
+@click.option("--cancel", is_flag=True, help="Cancel its running flows, too; otherwise they go on.")
+@by_option
+@client_options
+def stop(backfill_id: int, cancel: bool, by: str | None, client: SyncClient, json_: bool) -> None:
+    """Stops a backfill: it starts no further flow."""
+    found = client.stop_backfill(backfill_id, cancel=cancel, by=by)
+    print_answer(found, _backfill_text(found), json_=json_)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from penstock import process
-from penstock.cli.deployment import DeploymentSettings
+from penstock.cli.deployment import deployment_settings
 from penstock.cli.options import platform_options
 from penstock.cli.output import counts_text, print_document, table
 from penstock.cli.param_types import Whole
@@ -88,7 +88,7 @@ def check(ctx: click.Context, /, *, repair: bool, show: int, json_: bool, **opti
     """Proves that no task or callback is in limbo; the status is 7 if one stays in limbo."""
     with extra("services", "the check"):
         from penstock.checks.app import check as run_check  # noqa: PLC0415 (optional packages)
-    with DeploymentSettings(Platform, options).explaining_errors("kafka", "postgres") as settings:
+    with deployment_settings(Platform, options, "kafka", "postgres") as settings:
         report = asyncio.run(run_check(settings, repair=repair, show=show))
     wire = report.to_wire()
     if json_:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,8 +11,8 @@ from penstock.cli.callback_secrets import secrets
 from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TARGET_URL
-from penstock.cli.options import all_option, json_option, limit_option
-from penstock.cli.output import console, fields, moment, print_answer, print_document, state_text, table
+from penstock.cli.options import json_option, list_options
+from penstock.cli.output import fields, moment, print_answer, print_document, print_list, state_text, table
 from penstock.cli.param_types import Rate
 from penstock.client import SyncClient
 from penstock.core.access import DEFAULT_NAMESPACE
@@ -48,8 +48,7 @@ class _RateOrNone(Rate):
     help="Show everything about the target with this URL, in every namespace.",
 )
 @click.option("--namespace", metavar="NAME", help="List only targets of this namespace.")
-@limit_option("targets")
-@all_option("targets")
+@list_options("targets")
 @gateway_option
 @json_option
 @click.pass_context
@@ -59,54 +58,46 @@ def targets(
     gateway: str | None,
     json_: bool,
     url: str | None,
-    limit: int,
-    all_: bool,
+    limit: int | None,
     **filters: Any,
 ) -> None:
     """Lists targets of callbacks with health and backlog; disables, enables and limits them."""
     if ctx.invoked_subcommand is not None:
         return
     with open_client(gateway) as client:
-        found = client.targets(**filters, url=url, limit=None if all_ or url is not None else limit)
-        if json_ and url is None:
-            for target in found:
-                print_document(target)
-            return
-        matching = list(found)
-    if url is not None:
-        _print_details(url, matching, filters["namespace"], json_=json_)
-    elif matching:
-        _print_list(matching)
-    elif any(filters.values()):
-        console().print("no such targets; `penstock targets` lists all targets")
-    else:
-        console().print(
-            "no targets: no task had a callback yet; `penstock submit TYPE --callback URL` submits a task with one"
-        )
+        found = client.targets(**filters, url=url, limit=None if url is not None else limit)
+        if url is not None:
+            _print_details(url, list(found), filters["namespace"], json_=json_)
+        else:
+            _print_list(found, narrowed=any(filters.values()), json_=json_)
 
 
-def _print_list(targets: Sequence[Mapping[str, Any]]) -> None:
+def _print_list(targets: Iterable[Mapping[str, Any]], *, narrowed: bool, json_: bool) -> None:
+    # JSON is printed as it comes.
+    shown = targets if json_ else list(targets)
     # Most deployments have one namespace only, and need no column for it.
-    several = any(target["namespace"] != DEFAULT_NAMESPACE for target in targets)
-    table(
+    several = not json_ and any(target["namespace"] != DEFAULT_NAMESPACE for target in shown)
+    print_list(
+        shown,
         (
             "target",
             *(["namespace"] if several else []),
             *("state", "slow", "normal+diverted+held", "rate", "called", "reason or last error"),
         ),
-        [
-            (
-                target["url"],
-                *([target["namespace"]] if several else []),
-                state_text(target["state"]),
-                str(target["count"]),
-                _backlog_text(target),
-                "" if target["rate"] is None else f"{target['rate']:g}/s",
-                moment(target["called_at"]),
-                target["why"] or (target["attempts"][-1]["message"] if target["attempts"] else ""),
-            )
-            for target in targets
-        ],
+        lambda target: (
+            target["url"],
+            *([target["namespace"]] if several else []),
+            state_text(target["state"]),
+            str(target["count"]),
+            _backlog_text(target),
+            "" if target["rate"] is None else f"{target['rate']:g}/s",
+            moment(target["called_at"]),
+            target["why"] or (target["attempts"][-1]["message"] if target["attempts"] else ""),
+        ),
+        "no such targets; `penstock targets` lists all targets"
+        if narrowed
+        else "no targets: no task had a callback yet; `penstock submit TYPE --callback URL` submits a task with one",
+        json_=json_,
     )
 
 
@@ -120,18 +111,11 @@ def _print_details(
     """
     if not targets:
         where = f" in the namespace {namespace}" if namespace else ""
-        raise _with_hint(NotFound(f"there is no target {url}{where}: it has never had a callback"))
+        raise NotFound(f"there is no target {url}{where}: it has never had a callback")
     for number, target in enumerate(targets):
         if number and not json_:
             click.echo()
         _print_target(target, json_=json_)
-
-
-def _with_hint(error: NotFound) -> NotFound:
-    error.add_note(
-        "`penstock targets` lists the targets; name a target by its whole URL, as it was submitted"
-    )
-    return error
 
 
 def _never_called_warning(answer: Mapping[str, Any]) -> str:
@@ -206,10 +190,7 @@ def disable(url: str, why: str, namespace: str | None, client: SyncClient, json_
 @client_options
 def enable(url: str, namespace: str | None, client: SyncClient, json_: bool) -> None:
     """Resumes calls to a target: its health is reset, and its held callbacks are sent."""
-    try:
-        answer = client.enable_target(url, namespace)
-    except NotFound as error:
-        raise _with_hint(error) from None
+    answer = client.enable_target(url, namespace)
     held = answer["target"]["backlog"]["held"]
     print_answer(
         answer,

@@ -1,16 +1,35 @@
-"""How single tasks are printed."""
+"""How single tasks are printed, and how tasks are watched.
+
+A watch has a bar of all tasks, and one of each running task that reports its progress.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from rich.progress import Progress, TaskID
 
-from penstock.cli.output import fields, moment, print_document, state_text, table
-from penstock.client import Task, TaskProgress
+from penstock.cli.output import (
+    counts_text,
+    fields,
+    moment,
+    print_document,
+    progress,
+    shorten,
+    state_text,
+    table,
+)
+from penstock.client import SyncClient, Task, TaskProgress
 from penstock.contracts.progress import progress_line
+from penstock.core.task import FINAL, State
+
+# The exit status when a watched task did not succeed.
+EXIT_NOT_SUCCEEDED = 1
+# Bars of running tasks beside the bar of all.
+MAX_BARS = 10
 
 
 def print_end(task: Task, *, json_: bool) -> None:
@@ -23,11 +42,6 @@ def print_end(task: Task, *, json_: bool) -> None:
         click.echo(f"error in stage {task.stage}: {error_text(task.error)}")
 
 
-def progress_text(progress: TaskProgress) -> str:
-    """A report of progress on one line: 40 %, frame 1,200 of 3,000."""
-    return progress_line(progress.fraction, progress.message)
-
-
 def print_task(task: Task) -> None:
     """A task with its attempts and callbacks."""
     raw = task.raw
@@ -38,7 +52,9 @@ def print_task(task: Task) -> None:
         ("priority", task.priority.name),
         ("context", _shorten(task.context if "context" in raw else raw.get("context_error"))),
     ]
-    pairs += [("progress", progress_text(task.progress))] if task.progress else []
+    pairs += (
+        [("progress", progress_line(task.progress.fraction, task.progress.message))] if task.progress else []
+    )
     pairs += [("result", _shorten(task.result))] if task.result is not None else []
     pairs += [("labels", ", ".join(f"{k}={v}" for k, v in task.labels.items()))] if task.labels else []
     if flow := raw.get("flow"):
@@ -82,9 +98,72 @@ def _shorten(value: Any) -> str:
     # JSON can be submitted again.
     structured = isinstance(value, Mapping | list)
     text = json.dumps(value, ensure_ascii=False) if structured else str(value)
-    return text if len(text) <= 2000 else f"{text[:2000]} … ({len(text):,} characters; --json shows all)"
+    return shorten(text)
 
 
 def error_text(error: Mapping[str, str] | None) -> str:
     """An error of an attempt as one line."""
     return f"{error['kind']}: {error['message']}" if error else ""
+
+
+def watch_tasks(client: SyncClient, ids: Sequence[int], *, json_: bool) -> int:
+    """Watches tasks until all have ended, and returns the exit status."""
+    counts: Mapping[str, int] = {}
+    with progress(quiet=json_) as bars:
+        display = _Display(bars, len(set(ids)))
+        for counts in client.watch(ids, on_progress=_print_reports if json_ else display.show):
+            if json_:
+                print_document({"states": counts})
+            display.count(counts)
+    if not json_:
+        click.echo(counts_text(counts))
+    return 0 if set(counts) <= {State.SUCCEEDED} else EXIT_NOT_SUCCEEDED
+
+
+def _print_reports(reports: Mapping[int, TaskProgress]) -> None:
+    print_document(
+        {
+            "progress": [
+                {"id": task_id, "fraction": report.fraction, "message": report.message}
+                for task_id, report in reports.items()
+            ]
+        }
+    )
+
+
+class _Display:
+    """The bars on a terminal.
+
+    Args:
+        bars: draws them.
+        tasks: how many are watched.
+    """
+
+    def __init__(self, bars: Progress, tasks: int) -> None:
+        self._bars = bars
+        self._all = bars.add_task("", total=tasks)
+        self._of_tasks: dict[int, TaskID] = {}
+
+    def count(self, counts: Mapping[str, int]) -> None:
+        """Shows how many tasks have ended."""
+        ended = sum(count for state, count in counts.items() if state in FINAL)
+        self._bars.update(self._all, completed=ended, description=counts_text(counts))
+
+    def show(self, reports: Mapping[int, TaskProgress]) -> None:
+        """Shows the first of the reports in place of the earlier ones."""
+        shown = dict([*reports.items()][:MAX_BARS])
+        for gone in self._of_tasks.keys() - shown.keys():
+            self._bars.remove_task(self._of_tasks.pop(gone))
+        for task_id, report in shown.items():
+            if task_id not in self._of_tasks:
+                self._of_tasks[task_id] = self._bars.add_task("", total=100)
+            # Without a fraction the bar only moves.
+            done = None if report.fraction is None else int(report.fraction * 100)
+            # rich would take brackets in a message for markup.
+            text = f"task {task_id}: {progress_line(report.fraction, report.message)}".replace("[", "\\[")
+            self._bars.update(
+                self._of_tasks[task_id],
+                total=None if done is None else 100,
+                completed=done or 0,
+                description=text,
+            )

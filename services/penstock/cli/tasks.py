@@ -9,16 +9,17 @@ from typing import Any
 
 import click
 
-from penstock.cli.gateway import client_options, gateway_option, labels_of, open_client, without_empty
-from penstock.cli.inputs import Lines, callbacks_of, context_of, naming_options
+from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
+from penstock.cli.inputs import Lines, context_of, naming_options
 from penstock.cli.names import TYPE_NAME
 from penstock.cli.options import (
     PRIORITY,
-    all_option,
     callback_option,
+    events_option,
     json_option,
     label_option,
-    limit_option,
+    list_options,
+    states_option,
 )
 from penstock.cli.output import (
     counted,
@@ -30,8 +31,7 @@ from penstock.cli.output import (
     state_text,
 )
 from penstock.cli.param_types import Moment, Whole
-from penstock.cli.task_views import error_text, print_end, print_task
-from penstock.cli.watching import watch_tasks
+from penstock.cli.task_views import error_text, print_end, print_task, watch_tasks
 from penstock.client import SubmissionsRefused, Submitted, SyncClient
 from penstock.client.arguments import encode_moment
 from penstock.client.chunks import ids_text
@@ -41,7 +41,6 @@ from penstock.errors import Invalid, NotFound, PenstockError
 
 # Seconds that a submission waits for the reason why its task waits.
 _WHY_S = 2.0
-_STATE = click.Choice([state.value for state in State])
 
 
 @click.command()
@@ -81,11 +80,7 @@ _STATE = click.Choice([state.value for state in State])
 )
 @callback_option("A target that is called when the task ends.")
 @click.option("--no-callbacks", is_flag=True, help="Call no target, not even the targets of the type.")
-@click.option(
-    "--events",
-    type=click.Choice(["final", "all"]),
-    help="The transitions that are published. Default: those of the type.",
-)
+@events_option("The transitions that are published. Default: those of the type.")
 @label_option("A label of the task. The option is repeatable.")
 @click.option(
     "--watch",
@@ -122,12 +117,12 @@ def submit(
         )
     if options["callbacks"] and options["no_callbacks"]:
         raise click.UsageError("give --callback or --no-callbacks, but not both")
-    callbacks = callbacks_of(options.pop("callbacks"), none=options.pop("no_callbacks"))
-    labels = labels_of(options.pop("labels"))
+    if options.pop("no_callbacks"):
+        options["callbacks"] = []
     if options["run_at"] is not None:
         options["run_at"] = encode_moment(options["run_at"], "run_at")
     # Every other option has the name of its field in the submission.
-    wire = without_empty(type=type_, callbacks=callbacks, labels=labels, **options)
+    wire = without_empty(type=type_, **options)
     if context is not None:
         wire |= {"content_type": content_type, "context": context_of(context, content_type)}
     with open_client(gateway) as client:
@@ -200,13 +195,7 @@ def get(task_id: int, client: SyncClient, json_: bool) -> None:
 
 @click.command("list")
 @click.option("--type", "type_", type=TYPE_NAME, help="List only tasks of this type.")
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=_STATE,
-    help="List only tasks in this state. The option is repeatable.",
-)
+@states_option("--state", State, "List only tasks in this state. The option is repeatable.")
 @click.option("--stage", help="List only tasks in this stage.")
 @click.option("--key", help="List only tasks with this concurrency key (a tenant or resource).")
 @label_option("List only tasks with this label. The option is repeatable; a task must have all labels.")
@@ -220,10 +209,9 @@ def get(task_id: int, client: SyncClient, json_: bool) -> None:
     help='List only tasks with an error; with TEXT, only those whose error "kind: message" has it.',
 )
 @click.option("--flow", type=Whole(1), metavar="ID", help="List only tasks of this flow.")
-@limit_option("tasks")
-@all_option("tasks")
+@list_options("tasks")
 @client_options
-def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **options: Any) -> None:
+def list_(client: SyncClient, json_: bool, limit: int | None, **options: Any) -> None:
     """Lists tasks, newest first."""
     if (name := options["type_"]) and all(known["name"] != name for known in client.types()):
         raise NotFound(f"there is no task type {name!r}")
@@ -232,7 +220,7 @@ def list_(client: SyncClient, json_: bool, limit: int, all_: bool, **options: An
         flow=options["flow"],
         since=options["since"],
         error=options["error"],
-        limit=None if all_ else limit,
+        limit=limit,
     )
     print_list(
         tasks,
@@ -260,7 +248,7 @@ def _filters(options: Mapping[str, Any]) -> dict[str, Any]:
         "state": options.get("states") or (),
         "stage": options.get("stage"),
         "key": options.get("key"),
-        "labels": labels_of(options.get("labels") or ()),
+        "labels": options.get("labels"),
         "idempotency_key": options.get("idempotency_key"),
     }
 
@@ -281,12 +269,8 @@ def cancel(ids: tuple[int, ...], client: SyncClient, json_: bool) -> None:
 @click.command()
 @click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1)
 @click.option("--type", "type_", type=TYPE_NAME, help="Instead of ids: the tasks of this type.")
-@click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=_STATE,
-    help="Instead of ids: the tasks that are in this state now. The option is repeatable.",
+@states_option(
+    "--state", State, "Instead of ids: the tasks that are in this state now. The option is repeatable."
 )
 @click.option("--stage", help="Instead of ids: the tasks that are in this stage now.")
 @click.option("--key", help="Instead of ids: the tasks with this concurrency key.")

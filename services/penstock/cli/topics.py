@@ -1,4 +1,4 @@
-"""The verbs about topics: create, compare with the declaration, print access lists."""
+"""The verbs about topics: create, compare with the declaration, print access lists, bind."""
 
 from __future__ import annotations
 
@@ -9,17 +9,26 @@ from typing import Any
 
 import click
 
-from penstock.cli.deployment import DeploymentSettings, data_dir_option
-from penstock.cli.groups import LazyGroup, LazyVerb
-from penstock.cli.options import json_option, kafka_option, kafka_options, prefix_option, together
+from penstock.cli.confirmation import confirm, yes_option
+from penstock.cli.deployment import data_dir_option, deployment_settings
+from penstock.cli.groups import Group
+from penstock.cli.options import (
+    json_option,
+    kafka_option,
+    kafka_options,
+    platform_options,
+    prefix_option,
+    together,
+)
 from penstock.cli.output import print_answer, print_document, table
 from penstock.cli.passwords import given_passwords
+from penstock.cli.serving import extra
 from penstock.core.access import DEFAULT_NAMESPACE, parse_namespaces
 from penstock.kafka.topology import acls as access
-from penstock.kafka.topology import topic_plan, users
+from penstock.kafka.topology import binding, topic_plan, users
 from penstock.kafka.topology.acls import AccessRule
 from penstock.kafka.topology.topics import PLATFORM
-from penstock.settings import Kafka
+from penstock.settings import Kafka, Platform
 
 # The exit status when the topics differ from their declaration.
 EXIT_DIFFERENT = 8
@@ -28,14 +37,7 @@ _USER = "User:"
 _PRINCIPAL = "User:penstock-{service}"
 
 
-_VERBS = {
-    "bind": LazyVerb(
-        "penstock.cli.binding", "bind", "Binds the prefix to the database, and shows to which one it belongs"
-    ),
-}
-
-
-@click.group(cls=LazyGroup, verbs=_VERBS, invoke_without_command=True)
+@click.group(cls=Group, invoke_without_command=True)
 @kafka_option
 @prefix_option
 @click.option(
@@ -54,13 +56,11 @@ def topics(ctx: click.Context, /, replication: int | None, json_: bool, **option
     """
     if ctx.invoked_subcommand is not None:
         return
-    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         created = asyncio.run(topic_plan.create(settings, replication=replication))
     names = [settings.prefix + topic.name for topic in PLATFORM]
-    if json_:
-        print_document({"topics": names, "created": created})
-        return
-    click.echo("\n".join(f"created {name}" for name in created) or f"all {len(names)} topics exist")
+    text = "\n".join(f"created {name}" for name in created) or f"all {len(names)} topics exist"
+    print_answer({"topics": names, "created": created}, text, json_=json_)
 
 
 @topics.command("plan")
@@ -68,7 +68,7 @@ def topics(ctx: click.Context, /, replication: int | None, json_: bool, **option
 @click.pass_context
 def plan(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
     """Shows how the topics differ from their declaration; the status is 8 if one differs."""
-    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         differences = asyncio.run(topic_plan.plan(settings))
     _print_differences(differences, applied=(), json_=json_)
     ctx.exit(EXIT_DIFFERENT if differences else 0)
@@ -85,7 +85,7 @@ def apply(ctx: click.Context, /, *, json_: bool, **options: Any) -> None:
         remaining = await topic_plan.apply(settings, differences)
         return [difference for difference in differences if difference.refused is None], remaining
 
-    with DeploymentSettings(Kafka, options).explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         applied, remaining = asyncio.run(work(settings))
     _print_differences(remaining, applied=applied, json_=json_)
     ctx.exit(EXIT_DIFFERENT if remaining else 0)
@@ -181,8 +181,8 @@ def acls(
     The command needs no connection to Kafka. With --json it prints the `authorization` of a Strimzi
     KafkaUser for each service.
     """
-    settings = DeploymentSettings(Kafka, options, connects=False).settings
-    allowed = _rules(settings.prefix, services, types, namespaces)
+    with deployment_settings(Kafka, options) as settings:
+        allowed = _rules(settings.prefix, services, types, namespaces)
     print_answer(access.strimzi(allowed), "\n".join(access.commands(allowed, principal)), json_=json_)
 
 
@@ -219,31 +219,67 @@ def grant(
     if len(passwords) < len(given):
         raise click.UsageError("--principal must have {service}, because services have different passwords")
 
-    deployment = DeploymentSettings(Kafka, options)
-    rules = _rules(deployment.settings.prefix, services, types, namespaces)
-
     async def work(settings: Kafka) -> users.Plan:
+        rules = _rules(settings.prefix, services, types, namespaces)
         await users.set_passwords(settings, passwords, secrets.token_bytes)
         return await users.grant(settings, rules, principal, revoke=revoke)
 
-    with deployment.explaining_errors("kafka") as settings:
+    with deployment_settings(Kafka, options, "kafka") as settings:
         plan = asyncio.run(work(settings))
-    if json_:
-        print_document(
-            {
-                "added": [entry.to_wire() for entry in plan.add],
-                "beyond": [entry.to_wire() for entry in plan.beyond],
-                "revoked": revoke,
-                "passwords": sorted(passwords),
-            }
-        )
-        return
-    for user in sorted(passwords):
-        click.echo(f"set the password of {user}")
+    document = {
+        "added": [entry.to_wire() for entry in plan.add],
+        "beyond": [entry.to_wire() for entry in plan.beyond],
+        "revoked": revoke,
+        "passwords": sorted(passwords),
+    }
+    lines = [f"set the password of {user}" for user in sorted(passwords)]
     for verb, entries in (("added", plan.add), ("removed" if revoke else "not in the list:", plan.beyond)):
-        for entry in entries:
-            click.echo(
-                f"{verb} {entry.principal} {entry.operation} {entry.kind} {entry.name} ({entry.pattern})"
-            )
+        lines += [
+            f"{verb} {entry.principal} {entry.operation} {entry.kind} {entry.name} ({entry.pattern})"
+            for entry in entries
+        ]
     if not plan.add:
-        click.echo("the access lists have every entry")
+        lines.append("the access lists have every entry")
+    print_answer(document, "\n".join(lines), json_=json_)
+
+
+@topics.command("bind")
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Bind the prefix also when it belongs to another database, whose place this one takes for good.",
+)
+@yes_option
+@platform_options
+@click.pass_context
+def bind(ctx: click.Context, /, *, replace: bool, yes: bool, json_: bool, **options: Any) -> None:
+    """Binds the prefix to the database, and shows to which one it belongs; status 8 if to another.
+
+    The first service to start does the same. A service refuses a prefix that belongs to another
+    database. A restored copy of a database needs no binding: it is the same database.
+    """
+    with extra("services", "binding"):
+        from penstock.postgres.deployment import read_deployment_id  # noqa: PLC0415 (optional packages)
+
+    async def work(settings: Platform, *, replace: bool) -> tuple[str, str | None]:
+        database = await read_deployment_id(settings.sessions)
+        return database, await binding.bind(settings, database, replace=replace)
+
+    with deployment_settings(Platform, options, "kafka", "postgres") as settings:
+        database, found = asyncio.run(work(settings, replace=False))
+        if replace and found not in (None, database):
+            if not yes:
+                confirm(
+                    f"the services of the database {found} would be refused from their next start on, and those of "
+                    f"{database} accepted"
+                )
+            database, found = asyncio.run(work(settings, replace=True))
+    if json_:
+        print_document({"database": database, "bound_to": found})
+    elif found is None:
+        click.echo("the prefix is not bound, because its topic is missing: run `penstock topics`")
+    elif found == database:
+        click.echo(f"the prefix {settings.prefix!r} belongs to this database ({database})")
+    else:
+        click.echo(binding.mismatch(settings, database, found))
+    ctx.exit(0 if found == database else EXIT_DIFFERENT)

@@ -9,13 +9,13 @@ import click
 import orjson
 
 from penstock.cli.concurrency_keys import keys
-from penstock.cli.gateway import client_options, gateway_option, open_client, without_empty
+from penstock.cli.gateway import client_options, gateway_option, given_settings, open_client
 from penstock.cli.groups import Group
-from penstock.cli.inputs import callbacks_of, naming_options
+from penstock.cli.inputs import naming_options
 from penstock.cli.names import TYPE_NAME
 from penstock.cli.options import callback_option, json_option, together
 from penstock.cli.output import fields, print_answer, print_document, print_list
-from penstock.cli.param_types import NO_LIMIT, Finite, Milliseconds, OrNone, Seconds, Whole
+from penstock.cli.param_types import Finite, Milliseconds, OrNone, Seconds, Whole
 from penstock.client import SyncClient
 from penstock.errors import NotFound
 
@@ -74,7 +74,10 @@ def backlog(name: str | None, client: SyncClient, json_: bool) -> None:
     print_list(
         lines,
         [*(head.replace("_", " ") for head in _BACKLOG_COLUMNS), "oldest"],
-        lambda line: [*(_number(line[head]) for head in _BACKLOG_COLUMNS), _age(line)],
+        lambda line: [
+            *(_number(line[head]) for head in _BACKLOG_COLUMNS),
+            "" if line["oldest_s"] is None else f"{line['oldest_s']:,.1f} s",
+        ],
         "no task is waiting",
         json_=json_,
     )
@@ -82,10 +85,6 @@ def backlog(name: str | None, client: SyncClient, json_: bool) -> None:
 
 def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _age(line: Mapping[str, Any]) -> str:
-    return "" if line["oldest_s"] is None else f"{line['oldest_s']:,.1f} s"
 
 
 def _owner(owners: Mapping[str, str | None], name: str) -> str:
@@ -103,103 +102,85 @@ def _settings(*, defaults: bool) -> Callable[[_Command], _Command]:
         defaults: say the default of each option; `set` has none, because other settings stay.
     """
 
-    def option(*names: str, help: str, **attributes: Any) -> Callable[[_Command], _Command]:  # noqa: A002 (click's name)
-        text = help if defaults else help.partition(" Default: ")[0]
-        return click.option(*names, help=text, **attributes)
+    def option(
+        name: str, kind: click.ParamType | None, text: str, default: str
+    ) -> Callable[[_Command], _Command]:
+        help_ = f"{text} Default: {default}." if defaults else text
+        # None tells that an option is not given, also a flag.
+        return click.option(name, type=kind, default=None, help=help_)
 
     return together(
-        option("--first-stage", help="The first stage of tasks that name none. Default: start."),
+        option("--first-stage", None, "The first stage of tasks that name none.", "start"),
         option(
             "--lease-ms",
-            type=Milliseconds(),
-            help="The lease of a task, in milliseconds or as a duration such as 5m: a worker loses the task when "
-            "it sends no heartbeat for so long. Default: 300000.",
+            Milliseconds(),
+            "The lease of a task, in milliseconds or as a duration such as 5m: a worker loses the task when "
+            "it sends no heartbeat for so long.",
+            "300000",
         ),
-        option(
-            "--max-attempts",
-            type=Whole(),
-            help="The most attempts of a stage, with the first one. Default: 3.",
-        ),
+        option("--max-attempts", Whole(), "The most attempts of a stage, with the first one.", "3"),
         option(
             "--retry-base-ms",
-            type=Milliseconds(),
-            help="The delay before the second attempt, in milliseconds or as a duration. Default: 1000.",
+            Milliseconds(),
+            "The delay before the second attempt, in milliseconds or as a duration.",
+            "1000",
         ),
-        option("--retry-factor", type=Finite(), help="The factor between two delays. Default: 2."),
+        option("--retry-factor", Finite(), "The factor between two delays.", "2"),
         option(
-            "--retry-max-ms",
-            type=Milliseconds(),
-            help="The longest delay, in milliseconds or as a duration. Default: 300000.",
+            "--retry-max-ms", Milliseconds(), "The longest delay, in milliseconds or as a duration.", "300000"
         ),
-        option(
-            "--retry-jitter",
-            type=Finite(),
-            help="The random share of each delay, 0 to 1. Default: 0.5.",
-        ),
-        option(
-            "--events",
-            type=click.Choice(["final", "all"]),
-            help="The transitions that are published. Default: final.",
-        ),
-        option(
-            "--max-losses",
-            type=Whole(),
-            help="The number of lost workers after which a task is quarantined. Default: 3.",
-        ),
+        option("--retry-jitter", Finite(), "The random share of each delay, 0 to 1.", "0.5"),
+        option("--events", click.Choice(["final", "all"]), "The transitions that are published.", "final"),
+        option("--max-losses", Whole(), "The number of lost workers after which a task is quarantined.", "3"),
         option(
             "--late-results",
-            type=click.Choice(["accept", "refuse"]),
-            help="Whether results of expired attempts are accepted. Default: accept.",
+            click.Choice(["accept", "refuse"]),
+            "Whether results of expired attempts are accepted.",
+            "accept",
         ),
         option(
             "--idempotency",
-            type=click.Choice(["lenient", "strict"]),
-            help="Whether an idempotency key that exists with another context returns the first task, or is refused. "
-            "Default: lenient.",
+            click.Choice(["lenient", "strict"]),
+            "Whether an idempotency key that exists with another context returns the first task, or is refused.",
+            "lenient",
         ),
         option(
             "--no-handler-s",
-            type=OrNone(Seconds()),
-            help="The seconds, or a duration, for which workers hand a task back because they have no handler for its "
-            "stage, until it fails; none is without end. Default: 3600.",
+            OrNone(Seconds()),
+            "The seconds, or a duration, for which workers hand a task back because they have no handler for its "
+            "stage, until it fails; none is without end.",
+            "3600",
         ),
         option(
-            "--max-in-flight",
-            type=OrNone(Whole()),
-            help="The most tasks that are queued or running at once. Default: none.",
+            "--max-in-flight", OrNone(Whole()), "The most tasks that are queued or running at once.", "none"
         ),
-        option(
-            "--starts-per-s",
-            type=OrNone(Finite()),
-            help="The most tasks that are released a second. Default: none.",
-        ),
+        option("--starts-per-s", OrNone(Finite()), "The most tasks that are released a second.", "none"),
         option(
             "--max-per-key",
-            type=OrNone(Whole()),
-            help="The most tasks of one concurrency key that are queued or running at once. Default: none.",
+            OrNone(Whole()),
+            "The most tasks of one concurrency key that are queued or running at once.",
+            "none",
         ),
         option(
             "--fair/--no-fair",
-            default=None,
-            help="Whether concurrency keys of the same priority take turns (fair queueing). Default: no.",
+            None,
+            "Whether concurrency keys of the same priority take turns (fair queueing).",
+            "no",
         ),
         option(
             "--ageing-s",
-            type=OrNone(Seconds()),
-            help="The seconds of waiting, or a duration, after which a task gains one level of priority. Default: none.",
+            OrNone(Seconds()),
+            "The seconds of waiting, or a duration, after which a task gains one level of priority.",
+            "none",
         ),
         option(
             "--finish-first/--no-finish-first",
-            default=None,
-            help="Whether tasks in a later stage are released before tasks in their first stage. Default: no.",
+            None,
+            "Whether tasks in a later stage are released before tasks in their first stage.",
+            "no",
         ),
         callback_option("A target of the tasks that name no targets."),
     )
-
-
-def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> dict[str, Any]:
-    settings = without_empty(callbacks=callbacks_of(callbacks), **options)
-    return {name: None if value == NO_LIMIT else value for name, value in settings.items()}
 
 
 @types.command()
@@ -210,20 +191,18 @@ def _wire_settings(callbacks: tuple[str, ...], options: Mapping[str, Any]) -> di
     help="The partitions of the ready topic, which cannot be changed later. Default: 8.",
 )
 @_settings(defaults=True)
-@gateway_option
-@json_option
-def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:
+@client_options
+def add(name: str, client: SyncClient, json_: bool, **options: Any) -> None:
     """Registers a task type; of one that exists it changes only the settings that are given."""
-    settings = _wire_settings(callbacks, options)
-    with open_client(gateway) as client:
-        found = next((each for each in client.types() if each["name"] == name), None)
-        if found is not None and settings.get("partitions") == found["partitions"]:
-            del settings["partitions"]
-        with naming_options():
-            if found is None:
-                registered = client.register_type(name, **settings)
-            else:
-                registered = client.change_type(name, **settings) if settings else found
+    settings = given_settings(options)
+    found = next((each for each in client.types() if each["name"] == name), None)
+    if found is not None and settings.get("partitions") == found["partitions"]:
+        del settings["partitions"]
+    with naming_options():
+        if found is None:
+            registered = client.register_type(name, **settings)
+        else:
+            registered = client.change_type(name, **settings) if settings else found
     text = f"type {name}: "
     if found is not None:
         changed = [field for field in settings if registered[field] != found[field]]
@@ -237,33 +216,32 @@ def add(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...],
 @_settings(defaults=False)
 @gateway_option
 @json_option
-def set_(name: str, gateway: str | None, json_: bool, callbacks: tuple[str, ...], **options: Any) -> None:
+def set_(name: str, gateway: str | None, json_: bool, **options: Any) -> None:
     """Changes settings of a task type; other settings stay, and `none` removes a limit."""
-    settings = _wire_settings(callbacks, options)
+    settings = given_settings(options)
     if not settings:
         raise click.UsageError("give at least one option with the setting to change")
-    _change(name, gateway, f"type {name} is changed", json_=json_, **settings)
+    with open_client(gateway) as client:
+        _change(name, client, f"type {name} is changed", json_=json_, **settings)
 
 
 @types.command()
 @click.argument("name", type=TYPE_NAME)
-@gateway_option
-@json_option
-def pause(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def pause(name: str, client: SyncClient, json_: bool) -> None:
     """Stops releasing tasks of a type; tasks on the ready topic still start."""
-    _change(name, gateway, f"type {name} is paused", json_=json_, paused=True)
+    _change(name, client, f"type {name} is paused", json_=json_, paused=True)
 
 
 @types.command()
 @click.argument("name", type=TYPE_NAME)
-@gateway_option
-@json_option
-def resume(name: str, gateway: str | None, json_: bool) -> None:
+@client_options
+def resume(name: str, client: SyncClient, json_: bool) -> None:
     """Resumes releasing tasks of a type."""
-    _change(name, gateway, f"tasks of type {name} are released again", json_=json_, paused=False)
+    _change(name, client, f"tasks of type {name} are released again", json_=json_, paused=False)
 
 
-def _change(name: str, gateway: str | None, text: str, *, json_: bool, **settings: Any) -> None:
-    with open_client(gateway) as client, naming_options():
+def _change(name: str, client: SyncClient, text: str, *, json_: bool, **settings: Any) -> None:
+    with naming_options():
         changed = client.change_type(name, **settings)
     print_answer(changed, text, json_=json_)

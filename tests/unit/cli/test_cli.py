@@ -9,9 +9,10 @@ import io
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 import pytest
@@ -19,13 +20,13 @@ from click.testing import CliRunner
 
 import penstock.cli
 from penstock import process
-from penstock.cli.failures import Failure
+from penstock.cli.failures import report
 from penstock.cli.groups import LazyGroup, summarize
 from penstock.cli.inputs import Lines, callbacks_of, context_of
 from penstock.cli.main import cli
 from penstock.cli.output import fields, table
 from penstock.cli.param_types import Duration, Milliseconds, Moment, Seconds
-from penstock.client import Client
+from penstock.client import Client, Submitted
 from penstock.errors import (
     CannotStart,
     Conflict,
@@ -86,14 +87,10 @@ def test_lists_of_verbs_cut_no_summary() -> None:
         ]
 
 
-@pytest.mark.parametrize("words", [[], ["topics"]])
-def test_summaries_of_verbs_that_are_imported_on_use_are_theirs(words: list[str]) -> None:
+def test_summaries_of_verbs_that_are_imported_on_use_are_theirs() -> None:
     """O8: a list of verbs imports none of them, and shows the beginning of each help text."""
-    group: click.Command = cli
-    for word in words:
-        group = verbs_of(cast(click.Group, group))[word]
-    assert isinstance(group, LazyGroup)
-    for name, lazy in group._verbs.items():
+    assert isinstance(cli, LazyGroup)
+    for name, lazy in cli._verbs.items():
         verb = getattr(importlib.import_module(lazy.module), lazy.attribute)
         verb.short_help = None
         summarize(verb)
@@ -158,7 +155,7 @@ def test_an_unknown_verb_names_the_nearest_one(words: list[str], nearest: str | 
 )
 def test_each_kind_of_error_has_its_exit_status(error: PenstockError, status: int) -> None:
     """O8: scripts can distinguish errors; the documentation of the package lists the statuses."""
-    assert Failure(error).exit_code == status
+    assert report(error, json_=False) == status
     assert f"\n    {status} " in (penstock.cli.__doc__ or "")
 
     async def service(stopping: asyncio.Event, _ready: process.Ready) -> None:
@@ -171,9 +168,9 @@ def test_each_kind_of_error_has_its_exit_status(error: PenstockError, status: in
 
 def test_errors_say_what_to_do_next(capsys: pytest.CaptureFixture[str]) -> None:
     """O8: the errors name the next command, and many faults are shown up to a limit."""
-    Failure(GatewayUnavailable("no gateway answers at http://x")).show()
-    Failure(UnknownType("no such type", pointer="/type")).show()
-    Failure(Faults([InvalidRecord("bad", pointer=f"/{n}") for n in range(25)])).show()
+    report(GatewayUnavailable("no gateway answers at http://x"), json_=False)
+    report(UnknownType("no such type", pointer="/type"), json_=False)
+    report(Faults([InvalidRecord("bad", pointer=f"/{n}") for n in range(25)]), json_=False)
     errors = capsys.readouterr().err
     assert "penstock up" in errors
     assert "penstock types add" in errors
@@ -386,10 +383,18 @@ def test_an_error_about_a_callback_file_does_not_quote_it(tmp_path: Path, conten
     assert "s3cr3t" not in refused.value.reason
 
 
-def test_without_a_callback_option_the_type_decides() -> None:
+def test_without_a_callback_option_the_type_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """C1: without an option the callbacks of the type apply; `--no-callbacks` means none."""
-    assert callbacks_of([]) is None
-    assert callbacks_of([], none=True) == []
+    wires: list[Mapping[str, Any]] = []
+
+    def submit(_client: Any, wire: Mapping[str, Any]) -> Submitted:
+        wires.append(wire)
+        return Submitted(id=7, created=True)
+
+    monkeypatch.setattr("penstock.cli.tasks._submit_one", submit)
+    for options in ([], ["--no-callbacks"]):
+        CliRunner().invoke(cli, ["submit", "media", "--json", "--gateway", "http://127.0.0.1:1", *options])
+    assert [wire.get("callbacks") for wire in wires] == [None, []]
 
 
 LONG_URL = f"https://shop.example/{'hooks/' * 20}?customer=4711"

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import asyncpg
 
@@ -56,10 +55,8 @@ CLEANER = "target_cleaner"
 CLEAN_EVERY_S = 60.0
 
 
-class _Find(Protocol):
-    async def __call__(
-        self, pool: asyncpg.Pool[asyncpg.Record], after: TargetId | None, *, limit: int
-    ) -> FoundTargets: ...
+# Finds a page of targets; called with the pool, the last target of the page before, and `limit`.
+_Find = Callable[..., Awaitable[FoundTargets]]
 
 
 class TargetStore:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -28,6 +27,7 @@ from penstock.kafka.topology import group_members
 from penstock.kafka.topology.topics import ready, workers_group
 from penstock.postgres import release
 from penstock.postgres.session import Session
+from penstock.task_sync.background import Background
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -57,7 +57,7 @@ LOST_S = 20.0
 WAKE_S = 0.005
 
 
-class LagPoller:
+class LagPoller(Background):
     """Polls the lag of ready topics for their windows.
 
     Args:
@@ -78,15 +78,14 @@ class LagPoller:
         producer: AIOKafkaProducer | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
+        super().__init__(wake)
         self._offsets = offsets
         self._settings = settings
         self._session = session
         self._admin = admin
-        self._wake = wake
         self._producer = producer
         # By group, the broker that was its coordinator at the last poll.
         self._coordinators: dict[str, int] = {}
-        self._running: dict[str, asyncio.Task[None]] = {}
         self._polled: list[ReadyTopic] = []
         self._waking: asyncio.TimerHandle | None = None
         # The last failure that was reported, until a poll succeeds.
@@ -94,11 +93,6 @@ class LagPoller:
         self._ended = 0
         # Since when every poll has failed, on the loop's clock.
         self._failing_since_s: float | None = None
-        self._failure: Exception | None = None
-
-    def __contains__(self, type_name: object) -> bool:
-        """Whether a poll of this type is under way."""
-        return type_name in self._running
 
     def progress(self) -> dict[str, Hashable]:
         """The polls under way and their value, for the stall detector."""
@@ -106,8 +100,7 @@ class LagPoller:
 
     def begin(self, topic: ReadyTopic) -> None:
         """Begins a poll of a type, which also adapts a window that is over half full."""
-        task = self._running[topic.type.name] = asyncio.create_task(self._run(topic))
-        task.add_done_callback(partial(self._finish, topic.type.name))
+        self.start(topic.type.name, self._run(topic)).add_done_callback(self._wake_soon)
 
     def take_polled(self) -> list[ReadyTopic]:
         """The topics whose polls have succeeded since the last call, or found a broken topic.
@@ -116,8 +109,7 @@ class LagPoller:
             SessionLost, PostgresUnavailable: the session failed.
             KafkaUnavailable: the admin client has lost Kafka.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         polled, self._polled = self._polled, []
         return polled
 
@@ -125,13 +117,9 @@ class LagPoller:
         """Cancels all polls and waits for their end."""
         if self._waking is not None:
             self._waking.cancel()
-        running = tuple(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await super().stop()
 
-    def _finish(self, name: str, _task: asyncio.Task[None]) -> None:
-        del self._running[name]
+    def _wake_soon(self, _task: asyncio.Task[None]) -> None:
         self._ended += 1
         if self._waking is None:
             self._waking = asyncio.get_running_loop().call_later(WAKE_S, self._wake_up)
@@ -155,8 +143,6 @@ class LagPoller:
         except KafkaUnavailable as error:
             self._fail(topic, error, FAILED_POLL_S)
             await self._verify_client()
-        except Exception as error:  # noqa: BLE001 (`take_polled` raises it in the release loop)
-            self._failure = error
 
     def _fail(self, topic: ReadyTopic, error: KafkaRefused | KafkaUnavailable, retry_s: float) -> None:
         topic.polled_s = asyncio.get_running_loop().time()
@@ -188,7 +174,7 @@ class LagPoller:
                     with translated():
                         await self._admin.list_topics()
             except (TimeoutError, KafkaUnavailable) as error:
-                self._failure = KafkaUnavailable(f"no broker answers the polls of the lag: {error!r}")
+                raise KafkaUnavailable(f"no broker answers the polls of the lag: {error!r}") from error
 
     async def poll(self, topic: ReadyTopic) -> None:
         """Reads how many records of the topic the workers have taken.

@@ -7,9 +7,8 @@ Such a type is written beside the release loop, and gets no further batch until 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
-from functools import partial
-from itertools import chain
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import inf
 
 from aiokafka import AIOKafkaProducer
@@ -20,6 +19,7 @@ from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.refusals import refuses_all
 from penstock.kafka.client.sending import SentBatch, refusals, send_in_batches
 from penstock.postgres.release import Batch
+from penstock.task_sync.background import Background
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.spans import start_spans
 from penstock.tracing import Span
@@ -30,8 +30,11 @@ WRITE_S = 0.1
 DRAIN_S = 1.0
 
 
-class ReadyWriter:
+class ReadyWriter(Background):
     """The batches between their release and the deletion of their notes.
+
+    A type has a task while its last batches are written, and one for each batch until Kafka
+    confirms it.
 
     Args:
         producer: acks=all.
@@ -47,33 +50,23 @@ class ReadyWriter:
         wake: Callable[[], None],
         fail: Callable[[Mapping[Fence, str]], Awaitable[None]],
     ) -> None:
+        super().__init__(wake)
         self._producer = producer
         self._lag_poll_s = lag_poll_s
-        self._wake = wake
         self._fail = fail
-        self._writing: dict[str, asyncio.Task[None]] = {}
-        # By type, the batches that Kafka has not confirmed.
-        self._confirming: dict[str, set[asyncio.Task[None]]] = {}
         self._confirmed: list[int] = []
         self._confirmed_s = 0.0
-        self._failure: BaseException | None = None
         self._failed: list[tuple[ReadyTopic, KafkaUnavailable | KafkaRefused]] = []
         # Batches that Kafka confirmed.
         self._confirmations = 0
 
     def progress(self) -> dict[str, Hashable]:
         """The work in progress and its value, for the stall detector; empty at rest."""
-        if not self._writing and not self._confirming:
-            return {}
-        return {"writing released tasks to Kafka": self._confirmations}
-
-    def __contains__(self, type_name: object) -> bool:
-        """Whether the producer has not taken the last batches of this type yet."""
-        return type_name in self._writing
+        return {"writing released tasks to Kafka": self._confirmations} if self._running else {}
 
     def has_unconfirmed(self, type_name: str) -> bool:
         """Whether Kafka has not confirmed all batches of this type yet."""
-        return type_name in self._writing or type_name in self._confirming
+        return bool(self._tasks_of(type_name))
 
     @property
     def confirmed_s(self) -> float:
@@ -90,60 +83,44 @@ class ReadyWriter:
         taken, self._failed = self._failed, []
         return taken
 
-    def raise_failure(self) -> None:
-        """Raises the first error that is not one of a topic."""
-        if self._failure is not None:
-            raise self._failure
-
     async def drain(self) -> None:
         """Waits until no batch is being written or confirmed."""
-        while self._writing or self._confirming:
-            await asyncio.wait([*self._writing.values(), *chain.from_iterable(self._confirming.values())])
+        while self._running:
+            await asyncio.wait(self._running.values())
 
     async def drained(self, names: Sequence[str]) -> list[str]:
         """The types of which Kafka has all batches, after a wait of at most `DRAIN_S`."""
-        waiting = [task for name in names for task in self._confirming.get(name, ())]
-        waiting += [self._writing[name] for name in names if name in self._writing]
-        if waiting:
+        if waiting := [task for name in names for task in self._tasks_of(name)]:
             await asyncio.wait(waiting, timeout=DRAIN_S)
         return [name for name in names if not self.has_unconfirmed(name)]
 
-    def cancel(self, type_name: str) -> None:
-        """Ends the write of a type whose topic is opened anew: the notes of its batches stay."""
-        if (task := self._writing.pop(type_name, None)) is not None:
-            task.cancel()
+    def _tasks_of(self, type_name: str) -> list[asyncio.Task[None]]:
+        return [
+            task
+            for key, task in self._running.items()
+            if key == type_name or (isinstance(key, tuple) and key[0] == type_name)
+        ]
 
     async def write(self, topic: ReadyTopic, batches: Sequence[Batch]) -> None:
         """Writes a type's batches in order; returns once they are written, or after `WRITE_S`.
 
         `take_failed` returns the topic if it does not take all of them; their notes stay.
         """
-        name = topic.type.name
-        task = self._writing[name] = asyncio.create_task(self._write_all(topic, batches))
-        task.add_done_callback(partial(self._on_written, name))
+        task = self.start(topic.type.name, self._write_all(topic, batches))
         if not (await asyncio.wait({task}, timeout=WRITE_S))[0]:
             task.add_done_callback(lambda _task: self._wake())
 
-    def _on_written(self, name: str, task: asyncio.Task[None]) -> None:
-        if self._writing.get(name) is task:
-            del self._writing[name]
-
-    async def stop(self) -> None:
-        """Cancels all writes and waits for their end; the notes of their batches stay."""
-        writing = tuple(self._writing.values())
-        for task in writing:
-            task.cancel()
-        await asyncio.gather(*writing, return_exceptions=True)
-
     async def _write_all(self, topic: ReadyTopic, batches: Sequence[Batch]) -> None:
-        try:
+        with self._reporting(topic):
             for batch in batches:
                 await self._write(topic, batch)
+
+    @contextmanager
+    def _reporting(self, topic: ReadyTopic) -> Iterator[None]:
+        try:
+            yield
         except (KafkaUnavailable, KafkaRefused) as error:
             self._failed.append((topic, error))
-            self._wake()
-        except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
-            self._failure = error
             self._wake()
 
     async def _write(self, topic: ReadyTopic, batch: Batch) -> None:
@@ -182,14 +159,9 @@ class ReadyWriter:
         attempt_ids = [task.fence.attempt_id for task in tasks]
         topic.window.add_released(attempt_ids, now_s)
         topic.pace.add_released(attempt_ids)
-        confirming = asyncio.create_task(self._confirm(topic, batch.release_id, tasks, sent, spans))
-        self._confirming.setdefault(topic.type.name, set()).add(confirming)
-        confirming.add_done_callback(partial(self._on_confirmed, topic.type.name))
-
-    def _on_confirmed(self, name: str, task: asyncio.Task[None]) -> None:
-        self._confirming[name].discard(task)
-        if not self._confirming[name]:
-            del self._confirming[name]
+        # A batch that is sent again may be confirmed beside its first sending.
+        key = topic.type.name, object()
+        self.start(key, self._confirm(topic, batch.release_id, tasks, sent, spans))
 
     def _require_partitions(self, topic: str, numbers: Collection[int]) -> None:
         """Refuses a topic or partition that the producer would wait for."""
@@ -225,11 +197,11 @@ class ReadyWriter:
         sent: Sequence[SentBatch],
         spans: Sequence[Span],
     ) -> None:
-        try:
+        with self._reporting(topic):
             # The type waits for its topic. Records that are sent again would be there twice.
             if refused := await refusals(sent, patient=True):
                 if (why := refuses_all(refused, len(tasks))) is not None:
-                    raise KafkaUnavailable(  # noqa: TRY301 (handled as any other failure of the topic)
+                    raise KafkaUnavailable(
                         f"topic {topic.topic} refuses all records ({why}): check the topic's settings"
                     )
                 for index in refused:
@@ -237,13 +209,6 @@ class ReadyWriter:
                     topic.partitions.add(batch.partition, -1, topic.written_s)
                 # Before the note is deleted: a crash leaves the note, and the batch is sent again.
                 await self._fail({tasks[position].fence: why for position, why in refused.items()})
-        except (KafkaUnavailable, KafkaRefused) as error:
-            self._failed.append((topic, error))
-            self._wake()
-        except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
-            self._failure = error
-            self._wake()
-        else:
             if not self._confirmed:
                 self._confirmed_s = asyncio.get_running_loop().time()
                 self._wake()

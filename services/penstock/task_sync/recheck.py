@@ -171,11 +171,13 @@ class Recheck:
             return
         topics = {name: ready(name, task_type.partitions) for name, task_type in types.items()}
         await self._create_missing(topics.values())
-        groups = {topic: workers_group(self._settings.prefix, name) for name, topic in topics.items()}
-        offsets = await self._read_ready(groups)
+        prefix = self._settings.prefix
+        offsets = {
+            name: await self._read_ready(topic, workers_group(prefix, name)) for name, topic in topics.items()
+        }
         passed = []
         for case in cases:
-            name, partitions = case.type.name, offsets.get(topics[case.type.name].name)
+            name, partitions = case.type.name, offsets[case.type.name]
             if partitions is None:
                 continue
             if case.proof.shrunk(partitions):
@@ -190,12 +192,12 @@ class Recheck:
                     async with asyncio.timeout(READ_S):
                         await self._write_markers(topics[name].name, Station.READY, numbers)
                 except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
-                    _report_incomplete([topics[name]], error)
+                    _report_incomplete(topics[name], error)
                 else:
                     self._release_loop.on_markers_written(name, numbers)
         await self._advance(passed, Station.HEARTBEATS)
         for name, (task_type, cutoff) in due.items():
-            partitions = offsets.get(topics[name].name)
+            partitions = offsets[name]
             if partitions is None:
                 self._states[name].next_s = 0.0
                 continue
@@ -262,51 +264,33 @@ class Recheck:
 
     async def _read_service_offsets(self, station: Station) -> PartitionOffsets:
         topic, service = _SERVICES[station]
-        return (await self._read_offsets({topic: service_group(self._settings.prefix, service)}))[topic.name]
+        return await self._read_offsets(topic, service_group(self._settings.prefix, service))
 
-    async def _read_ready(self, groups: Mapping[Topic, str]) -> dict[str, PartitionOffsets]:
-        """As `_read_offsets`; leaves out topics that do not answer, so that no other waits."""
+    async def _read_ready(self, topic: Topic, group: str) -> PartitionOffsets | None:
+        """As `_read_offsets`; None for a topic that does not answer, so that no other waits."""
         try:
             async with asyncio.timeout(READ_S):
-                return await self._read_offsets(groups)
+                return await self._read_offsets(topic, group)
         except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
-            failure = error
-        found: dict[str, PartitionOffsets] = {}
-        for topic, group in groups.items() if len(groups) > 1 else ():
-            try:
-                async with asyncio.timeout(READ_S):
-                    found |= await self._read_offsets({topic: group})
-            except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
-                failure = error
-        _report_incomplete([topic for topic in groups if topic.name not in found], failure)
-        return found
+            _report_incomplete(topic, error)
+            return None
 
-    async def _read_offsets(self, groups: Mapping[Topic, str]) -> dict[str, PartitionOffsets]:
-        """Reads the offsets of topics and of their groups; by topic name without prefix."""
-        committed: dict[TopicPartition, OffsetAndMetadata] = {}
-        partitions = {
-            topic: [
-                TopicPartition(self._settings.prefix + topic.name, n)
-                for n in range(partitions_of(self._settings, topic))
-            ]
-            for topic in groups
-        }
-        all_partitions = [tp for topic_partitions in partitions.values() for tp in topic_partitions]
+    async def _read_offsets(self, topic: Topic, group: str) -> PartitionOffsets:
+        """The offsets of a topic and of its group."""
+        partitions = [
+            TopicPartition(self._settings.prefix + topic.name, number)
+            for number in range(partitions_of(self._settings, topic))
+        ]
         with translated():
-            # Committed offsets first: then none of them is beyond an end offset of the same topic.
-            for group in groups.values():
-                answer = await self._admin.list_consumer_group_offsets(group)
-                committed |= answer
-            found = {tp: committed.get(tp) or OffsetAndMetadata(-1, "") for tp in all_partitions}
+            # Committed offsets first: then none of them is beyond an end offset.
+            committed = await self._admin.list_consumer_group_offsets(group)
+            found = {tp: committed.get(tp) or OffsetAndMetadata(-1, "") for tp in partitions}
             commits = await positions.commits_of_logs(self._topic_offsets, found)
-            begins = await self._topic_offsets.beginning_offsets(all_partitions)
-            ends = await self._topic_offsets.end_offsets(all_partitions)
+            begins = await self._topic_offsets.beginning_offsets(partitions)
+            ends = await self._topic_offsets.end_offsets(partitions)
         return {
-            topic.name: {
-                tp.partition: Offsets(commits[tp].offset, begins[tp], ends[tp], commits[tp].topic_id)
-                for tp in topic_partitions
-            }
-            for topic, topic_partitions in partitions.items()
+            tp.partition: Offsets(commits[tp].offset, begins[tp], ends[tp], commits[tp].topic_id)
+            for tp in partitions
         }
 
     async def _write_markers(self, topic: str, station: Station, numbers: Iterable[int]) -> None:
@@ -335,12 +319,8 @@ class Recheck:
             )
 
 
-def _report_incomplete(topics: Iterable[Topic], error: Exception) -> None:
+def _report_incomplete(topic: Topic, error: Exception) -> None:
     log.warning(
         "Queued tasks of some types cannot be checked for lost records now",
-        extra={
-            "event": "recheck_incomplete",
-            "topics": sorted(topic.name for topic in topics),
-            "error": repr(error),
-        },
+        extra={"event": "recheck_incomplete", "topics": [topic.name], "error": repr(error)},
     )

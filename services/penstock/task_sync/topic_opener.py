@@ -25,15 +25,15 @@ from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.connection import translated
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import Topic, ready
+from penstock.task_sync.background import Background
 from penstock.task_sync.lag_poller import LagPoller
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
 
-# Topics that one request creates, and requests at a time.
-TOPICS_PER_REQUEST = 4
-REQUESTS = 2
+# Topics that are created at a time.
+REQUESTS = 8
 # Seconds in which topics must be read. The client waits much longer for a partition that is
 # missing, or without a leader.
 READ_S = 3.0
@@ -53,7 +53,7 @@ class HeldReason(StrEnum):
     LAG_UNKNOWN = "lag_unknown"
 
 
-class TopicOpener:
+class TopicOpener(Background):
     """The ready topics of types that this process has acquired and does not release yet.
 
     Args:
@@ -77,16 +77,14 @@ class TopicOpener:
         producer: AIOKafkaProducer,
         wake: Callable[[], None],
     ) -> None:
+        super().__init__(wake)
         self._settings = settings
         self._admin = admin
         self._lag_poller = lag_poller
         self._end_offsets = end_offsets
         self._producer = producer
-        self._wake = wake
         self._requests = asyncio.Semaphore(REQUESTS)
-        self._opening: set[asyncio.Task[None]] = set()
         self._opened: list[ReadyTopic] = []
-        self._failure: BaseException | None = None
         # By type: when its topic failed, and how often since it was steady.
         self._failures: dict[str, tuple[float, int]] = {}
         # By type, why its topic is not open.
@@ -96,7 +94,7 @@ class TopicOpener:
 
     def progress(self) -> dict[str, Hashable]:
         """The work in progress and its value, for the stall detector; empty at rest."""
-        return {"creating ready topics": self._attempts} if self._opening else {}
+        return {"creating ready topics": self._attempts} if self._running else {}
 
     def open(self, task_types: Sequence[TaskType]) -> None:
         """Begins to open the topics of types whose locks this process has."""
@@ -128,17 +126,9 @@ class TopicOpener:
         Raises:
             SettingsError: topics cannot be created as declared.
         """
-        if self._failure is not None:
-            raise self._failure
+        self.raise_failure()
         opened, self._opened = self._opened, []
         return opened
-
-    async def stop(self) -> None:
-        """Cancels the work in progress and waits for its end."""
-        opening = tuple(self._opening)
-        for task in opening:
-            task.cancel()
-        await asyncio.gather(*opening, return_exceptions=True)
 
     async def _open_all(self, task_types: Sequence[TaskType]) -> None:
         try:
@@ -148,21 +138,12 @@ class TopicOpener:
             self._open_each(task_types)
             return
         found = [each for each in task_types if self._settings.prefix + _topic(each).name in existing]
-        missing = [each for each in task_types if each not in found]
-        for first in range(0, len(missing), TOPICS_PER_REQUEST):
-            self._start(self._create(missing[first : first + TOPICS_PER_REQUEST]))
+        self._open_each([each for each in task_types if each not in found])
         try:
             # Together: a lost replica may leave hundreds.
             await self._read(found)
         except (KafkaUnavailable, KafkaRefused):
             self._open_each(found)
-
-    async def _create(self, task_types: Sequence[TaskType]) -> None:
-        try:
-            await self._request(task_types)
-            await self._read(task_types)
-        except (KafkaUnavailable, KafkaRefused):
-            self._open_each(task_types)
 
     def _open_each(self, task_types: Sequence[TaskType]) -> None:
         """Opens topics one by one: one of them may be broken, which must not hold the others."""
@@ -176,7 +157,7 @@ class TopicOpener:
             self._attempts += 1
             try:
                 if not await self._widen(task_type):
-                    await self._request([task_type])
+                    await self._request(task_type)
                 await self._read([task_type])
             except KafkaUnavailable as error:
                 self._hold(task_type, error)
@@ -228,10 +209,10 @@ class TopicOpener:
             )
         return True
 
-    async def _request(self, task_types: Sequence[TaskType]) -> None:
+    async def _request(self, task_type: TaskType) -> None:
         async with self._requests:
             self._attempts += 1
-            await create_topics(self._settings, [_topic(each) for each in task_types])
+            await create_topics(self._settings, [_topic(task_type)])
 
     async def _read(self, task_types: Sequence[TaskType]) -> None:
         if task_types:
@@ -248,16 +229,7 @@ class TopicOpener:
             self._wake()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(self._run(work))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-
-    async def _run(self, work: Coroutine[None, None, None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 (`take_opened` raises it in the release loop)
-            self._failure = error
-            self._wake()
+        self.start(work, work)
 
 
 def _topic(task_type: TaskType) -> Topic:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -32,6 +31,7 @@ from penstock.kafka.client.connection import translated
 from penstock.kafka.client.records import delete_before, read_within, ready_task
 from penstock.postgres import release
 from penstock.postgres.session import Session
+from penstock.task_sync.background import Background
 from penstock.task_sync.lag_poller import LagPoller
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.settings import TaskSyncSettings
@@ -47,7 +47,7 @@ READS = 4
 REFUSED_S = 300.0
 
 
-class Withdrawal:
+class Withdrawal(Background):
     """Withdraws records of owned types, each type in a task of its own, beside the release loop.
 
     Args:
@@ -68,6 +68,7 @@ class Withdrawal:
         lag_poller: LagPoller,
         on_end: Callable[[], None],
     ) -> None:
+        super().__init__(on_end)
         self._settings = settings
         self._session = session
         self._producer = producer
@@ -75,15 +76,9 @@ class Withdrawal:
         self._lag_poller = lag_poller
         self._on_end = on_end
         self._reads = asyncio.Semaphore(READS)
-        self._running: dict[str, asyncio.Task[None]] = {}
         self._permitted = False
         # Until when a type is left alone whose records Kafka refuses to read or delete.
         self._refused_until_s: dict[str, float] = {}
-        self._failure: Exception | None = None
-
-    def __contains__(self, type_name: object) -> bool:
-        """Whether a withdrawal of this type is under way."""
-        return type_name in self._running
 
     def progress(self) -> dict[str, Hashable]:
         """The withdrawals under way, for the stall detector."""
@@ -92,16 +87,6 @@ class Withdrawal:
             f"withdrawing records of {name}": (task.get_name(), conflicts)
             for name, task in self._running.items()
         }
-
-    def raise_failure(self) -> None:
-        """Raises the error that ended a withdrawal.
-
-        Raises:
-            SessionLost: the ownership is lost.
-            PostgresUnavailable: perhaps the tasks are ready, and their records are left.
-        """
-        if self._failure is not None:
-            raise self._failure
 
     def step(self, topic: ReadyTopic) -> None:
         """Begins what is to be done now, right after a poll of the topic."""
@@ -112,24 +97,7 @@ class Withdrawal:
         plan = topic.partitions.plan(now_s, more_ready=topic.may_have_ready, first_ready=topic.first_ready)
         if plan:
             topic.poll_interval_s = self._settings.lag_poll_s
-            task = self._running[name] = asyncio.create_task(self._run(topic, plan))
-            task.add_done_callback(partial(self._ended, name))
-
-    def cancel(self, type_name: str) -> None:
-        """Ends the withdrawal of a type whose ready topic was replaced: its offsets are over."""
-        if (task := self._running.get(type_name)) is not None:
-            task.cancel()
-
-    async def stop(self) -> None:
-        """Cancels all withdrawals and waits for their end."""
-        running = tuple(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
-    def _ended(self, name: str, _task: asyncio.Task[None]) -> None:
-        del self._running[name]
-        self._on_end()
+            self.start(name, self._run(topic, plan)).add_done_callback(lambda _task: self._on_end())
 
     async def _run(self, topic: ReadyTopic, plan: Plan) -> None:
         try:
@@ -148,8 +116,6 @@ class Withdrawal:
                 "Records behind busy workers stay there: Kafka refuses to read or delete them",
                 extra={"event": "withdrawal_refused", "task_type": topic.type.name, "error": error},
             )
-        except Exception as error:  # noqa: BLE001 (`raise_failure` raises it in the release loop)
-            self._failure = error
 
     async def _withdraw(self, topic: ReadyTopic, numbers: Sequence[int]) -> None:
         starts = {TopicPartition(topic.topic, number): topic.partitions[number].taken for number in numbers}

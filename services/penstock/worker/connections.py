@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -21,68 +22,54 @@ from penstock.worker.registered import Registered
 from penstock.worker.revocations import listen
 
 
-class KafkaConnection:
-    """The connection of a worker that uses Kafka itself.
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The connection of a worker.
 
-    Args:
-        producer: started.
-        registered: of the worker.
-        worker_id: of the worker.
+    Attributes:
+        transport: sends results, claims and heartbeats.
+        puller: makes the puller of a type.
+        readers: the readers that run beside the pullers.
     """
 
-    def __init__(self, producer: AIOKafkaProducer, registered: Registered, worker_id: str) -> None:
-        self._registered = registered
-        self._worker_id = worker_id
-        self.transport = KafkaTransport(producer, registered.settings, worker_id)
+    transport: KafkaTransport | HttpTransport
+    puller: Callable[[str, Attempts, Handlers], KafkaPuller | HttpPuller]
+    readers: Callable[[Attempts], list[Coroutine[Any, Any, None]]]
 
-    def puller(self, type_name: str, attempts: Attempts, handlers: Handlers) -> KafkaPuller:
-        """The puller of a type."""
-        registered = self._registered
+
+def _over_kafka(producer: AIOKafkaProducer, registered: Registered, worker_id: str) -> Connection:
+    def puller(type_name: str, attempts: Attempts, handlers: Handlers) -> KafkaPuller:
         return KafkaPuller(
             registered.settings,
             type_name,
             attempts.in_flight,
             attempts.unclaimed,
-            self._worker_id,
+            worker_id,
             handlers.start,
             MemberData.of_worker(registered.stages_by_type[type_name], registered.slots),
         )
 
-    def readers(self, attempts: Attempts) -> list[Coroutine[Any, Any, None]]:
-        """The readers that run beside the pullers."""
-        return [listen(self._registered.settings, attempts.on_revoked)]
+    return Connection(
+        KafkaTransport(producer, registered.settings, worker_id),
+        puller,
+        lambda attempts: [listen(registered.settings, attempts.on_revoked)],
+    )
 
 
-class GatewayConnection:
-    """The connection of a worker that uses a gateway.
-
-    Args:
-        gateway: connected.
-        registered: of the worker.
-        worker_id: of the worker.
-    """
-
-    def __init__(self, gateway: GatewayClient, registered: Registered, worker_id: str) -> None:
-        self._gateway = gateway
-        self._limits = registered.limits
-        self._worker_id = worker_id
-        self.transport = HttpTransport(gateway, worker_id)
-
-    def puller(self, type_name: str, attempts: Attempts, handlers: Handlers) -> HttpPuller:
-        """The puller of a type."""
+def _over_gateway(gateway: GatewayClient, registered: Registered, worker_id: str) -> Connection:
+    def puller(type_name: str, attempts: Attempts, handlers: Handlers) -> HttpPuller:
         return HttpPuller(
-            self._gateway,
+            gateway,
             type_name,
             attempts.in_flight,
             attempts.heartbeats,
-            self._worker_id,
+            worker_id,
             handlers.start,
-            self._limits[type_name],
+            registered.limits[type_name],
         )
 
-    def readers(self, _attempts: Attempts) -> list[Coroutine[Any, Any, None]]:
-        """Nothing: the answers to heartbeats tell which attempts are gone."""
-        return []
+    # No readers: the answers to heartbeats tell which attempts are gone.
+    return Connection(HttpTransport(gateway, worker_id), puller, lambda _attempts: [])
 
 
 @asynccontextmanager
@@ -92,7 +79,7 @@ async def connected(
     readiness: Readiness,
     on_accepted: Callable[[], object],
     on_refused: Callable[[], object],
-) -> AsyncIterator[KafkaConnection | GatewayConnection]:
+) -> AsyncIterator[Connection]:
     """A connection for the time of a `with` block.
 
     Args:
@@ -108,9 +95,9 @@ async def connected(
     settings = registered.settings
     if settings.worker_gateway:
         async with GatewayClient.of(settings, on_accepted=on_accepted, on_refused=on_refused) as gateway:
-            yield GatewayConnection(gateway, registered, worker_id)
+            yield _over_gateway(gateway, registered, worker_id)
         return
     async with running(make_producer(settings)) as producer:
         readiness.producer = producer
         on_accepted()
-        yield KafkaConnection(producer, registered, worker_id)
+        yield _over_kafka(producer, registered, worker_id)

@@ -106,7 +106,8 @@ async def serving(
     from penstock.metrics.text_page import TextPage  # noqa: PLC0415 (as above)
 
     page = TextPage(NAME, count)
-    async with serving_page(settings, page, {_check_of(settings): probe}):
+    check = "gateway" if settings.worker_gateway else "kafka"
+    async with serving_page(settings, page, {check: probe}):
         yield
 
 
@@ -125,7 +126,3 @@ async def end_stand_in(settings: WorkerSettings) -> None:
         from penstock.metrics.server import end_stand_in as end  # noqa: PLC0415 (as above)
 
         await end()
-
-
-def _check_of(settings: WorkerSettings) -> str:
-    return "gateway" if settings.worker_gateway else "kafka"

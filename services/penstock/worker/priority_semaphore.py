@@ -74,7 +74,6 @@ class PrioritySemaphore:
         self._free = permits
         self._waiters: list[tuple[Priority, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
-        self._cancelled = 0
 
     @asynccontextmanager
     async def permit(self, priority: Priority) -> AsyncIterator[None]:
@@ -98,16 +97,10 @@ class PrioritySemaphore:
         except asyncio.CancelledError:
             if not waiter.cancelled():
                 self._release()
-            self._drop_cancelled()
-            raise
-
-    def _drop_cancelled(self) -> None:
-        """Drops cancelled waiters once they are the most: a permit may be held for hours."""
-        self._cancelled += 1
-        if 2 * self._cancelled > len(self._waiters):
+            # Now, because a permit may be held for hours.
             self._waiters = [entry for entry in self._waiters if not entry[2].done()]
             heapq.heapify(self._waiters)
-            self._cancelled = 0
+            raise
 
     def _release(self) -> None:
         while self._waiters:

@@ -12,25 +12,13 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, claims_of
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import EARLY_START, EarlyStart
-from penstock.worker.heartbeat_sender import HeartbeatSender
-
-
-class ClaimTransport(Protocol):
-    """Sends claims to Kafka."""
-
-    async def try_heartbeat(self, heartbeat: Heartbeat) -> object:
-        """Sends once.
-
-        Raises:
-            Unavailable: it was not stored.
-        """
+from penstock.worker.heartbeat_sender import HeartbeatSender, HeartbeatTransport
 
 
 @dataclass(slots=True)
@@ -65,7 +53,7 @@ class UnclaimedAttempts:
 
     def __init__(
         self,
-        transport: ClaimTransport,
+        transport: HeartbeatTransport,
         heartbeats: HeartbeatSender,
         worker_id: str,
         limits: Mapping[str, Mapping[str, int]],

@@ -42,10 +42,10 @@ async def test_a_topic_that_does_not_answer_stops_the_recheck_of_no_other_type(s
     await types.register(system.pool, types.TaskType(name="broken", partitions=2))
     read = Recheck._read_offsets
 
-    async def read_offsets(self, groups):
-        if any(topic.name == "ready.broken" for topic in groups):
+    async def read_offsets(self, topic, group):
+        if topic.name == "ready.broken":
             raise KafkaUnavailable("no leader")
-        return await read(self, groups)
+        return await read(self, topic, group)
 
     monkeypatch.setattr(Recheck, "_read_offsets", read_offsets)
     await system.start("task-sync", "heartbeats", "stages")

@@ -10,12 +10,12 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 from aiokafka.protocol.admin import DeleteGroupsRequest
 from aiokafka.structs import OffsetAndMetadata
 
-from penstock.kafka.client.connection import admin_client, make_consumer, running
+from penstock.kafka.client.connection import admin_client
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import Topic
 from penstock.settings import Kafka
@@ -53,10 +53,14 @@ async def commit_offsets(
 ) -> None:
     """Commits offsets for a group without members: Kafka keeps those of a topic that was deleted
     for a while, and members commit them after that, too."""
-    consumer = make_consumer(settings, group)
+    # Not one of ours, which would commit the identity of the log that is there now.
+    consumer = AIOKafkaConsumer(bootstrap_servers=settings.kafka, group_id=group, enable_auto_commit=False)
     consumer.assign(list(offsets))
-    async with running(consumer):
+    try:
+        await consumer.start()
         await consumer.commit(dict(offsets))
+    finally:
+        await consumer.stop()
 
 
 async def expire_group_offsets(settings: Kafka, group: str) -> None:

@@ -15,7 +15,10 @@ from penstock.core.task import Priority
 from penstock.objects import ObjectStore
 from penstock.postgres import flow_history, history, tasks
 from penstock.postgres.tasks import get
+from penstock.postgres.types import TaskType
 from penstock.task_sync.history import History
+
+TASK_TYPES = (TaskType(name="t", partitions=1),)
 
 __all__ = ["settings"]  # fixture
 

@@ -23,9 +23,12 @@ from penstock.objects import ObjectStore
 from penstock.postgres import advance, documents, history, tasks
 from penstock.postgres.connection import connect
 from penstock.postgres.session import open_session
+from penstock.postgres.types import TaskType
 from penstock.task_sync import history as history_service
 from penstock.task_sync.history import History, dry_run
 from penstock.task_sync.settings import TaskSyncSettings
+
+TASK_TYPES = (TaskType(name="t", partitions=1),)
 
 KEEP_DAYS = 7.0
 RETAIN_DAYS = 30.0

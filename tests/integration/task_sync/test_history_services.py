@@ -21,10 +21,13 @@ from penstock.local.ports import choose_port
 from penstock.objects import ObjectStore
 from penstock.postgres import tasks
 from penstock.postgres.connection import open_pool
+from penstock.postgres.types import TaskType
 from penstock.settings import Platform
 from penstock.task_sync import app as task_sync
 from penstock.task_sync.history import History
 from penstock.task_sync.settings import TaskSyncSettings
+
+TASK_TYPES = (TaskType(name="t", partitions=1),)
 
 
 @pytest.fixture

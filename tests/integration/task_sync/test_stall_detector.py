@@ -18,6 +18,8 @@ from penstock.postgres import release, tasks, types
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
 
+TASK_TYPES = (types.TaskType(name="t", partitions=1),)
+
 # Longer than joining a group takes on a busy machine.
 STALL_S = 5.0
 

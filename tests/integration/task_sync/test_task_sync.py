@@ -28,6 +28,8 @@ from penstock.postgres.session import open_session
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
 
+TASK_TYPES = (types.TaskType(name="t", partitions=1),)
+
 
 @pytest.fixture
 def settings(where):

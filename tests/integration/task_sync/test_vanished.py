@@ -23,6 +23,8 @@ from penstock.postgres.connection import open_pool
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
 
+TASK_TYPES = (types.TaskType(name="t", partitions=1),)
+
 __all__ = ["linked_postgres"]
 
 TYPES = [f"t{number}" for number in range(4)]

@@ -75,7 +75,7 @@ def create_app(settings: CallbacksSettings) -> process.Service:
                 on_revoked=pipeline.revoke,
                 in_flight=lambda: pipeline.unfinished,
                 servers=(
-                    partial(postgres_health.ping, settings.sessions),
+                    partial(postgres_health.ping, settings.postgres, pooled=settings.pooled),
                     partial(kafka_health.ping, settings),
                 ),
             )

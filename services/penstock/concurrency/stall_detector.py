@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Se
 from contextlib import contextmanager
 
 from penstock.concurrency.outages import count_failed_attempt, failed_attempts
-from penstock.errors import Stalled, Unavailable
+from penstock.errors import PenstockError, Stalled, Unavailable
 
 CHECK_EVERY_S = 0.5
 # How often the servers are asked within the limit.
@@ -35,8 +35,8 @@ class StallDetector:
         progress: returns name and value of everything that should progress now. A value changes
             with each step. A name that is left out is at rest; its time starts anew when it is
             named again.
-        servers: each returns when a server that the work needs takes a new connection, raises
-            `Unavailable` when it does not, and limits itself to a few seconds.
+        servers: each returns when a server that the work needs answers on a new connection, raises
+            `Unavailable` when it does not, and limits itself to seconds for each of its hosts.
         name: of what is watched, for the error; "" for none.
     """
 
@@ -63,24 +63,34 @@ class StallDetector:
             Stalled: something has made no progress for longer than the limit.
         """
         while True:
-            await self.ask_servers(time.monotonic())
+            asked_s = time.monotonic()
+            await self.ask_servers(asked_s)
+            # A server may have answered at the end of an outage: the work goes on only now.
+            self.postpone(time.monotonic() - asked_s)
             self.check(time.monotonic())
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def ask_servers(self, now_s: float) -> None:
         """Asks the servers while a value is unchanged for more than half the limit.
 
-        An unavailable one counts as a failed attempt.
+        An unavailable one counts as a failed attempt. One that refuses has answered.
         """
         oldest_s = min((since_s for _value, since_s in self._since.values()), default=now_s)
         if now_s - oldest_s < self._limit_s / 2 or now_s < self._ask_at_s:
             return
         self._ask_at_s = now_s + self._limit_s / ASKS_PER_LIMIT
-        try:
-            for server in self._servers:
+        for server in self._servers:
+            try:
                 await server()
-        except Unavailable:
-            count_failed_attempt()
+            except Unavailable:
+                count_failed_attempt()
+                return
+            except PenstockError:
+                continue
+
+    def postpone(self, delay_s: float) -> None:
+        """Leaves a time out of all judgements."""
+        self._since = {name: (value, since_s + delay_s) for name, (value, since_s) in self._since.items()}
 
     def check(self, now_s: float) -> None:
         """Compares all progress with that of the check before.

@@ -108,7 +108,7 @@ def create_app(settings: FlowsSettings) -> process.Service:
                     settings.stall_timeout_s,
                     lambda: {**owner.progress(), **schedule_loop.progress(), **ingest_progress.progress()},
                     (
-                        partial(postgres_health.ping, settings.sessions),
+                        partial(postgres_health.ping, settings.postgres, pooled=settings.pooled),
                         partial(kafka_health.ping, settings),
                         objects.probe,
                     ),

@@ -63,7 +63,7 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 on_revoked=revoked,
                 linger_s=settings.linger_s,
                 servers=(
-                    partial(postgres_health.ping, settings.sessions),
+                    partial(postgres_health.ping, settings.postgres, pooled=settings.pooled),
                     partial(kafka_health.ping, settings),
                 ),
             )

@@ -109,10 +109,11 @@ _VANISHING = {
 }
 
 # Seconds. The limit of connecting is for each server of a URL: an unreachable one must not delay
-# the next for a minute.
+# the next for a minute. A statement without an answer ends before the stall timeout (60 s), and so
+# counts as an outage.
 _LIMITS: dict[str, Any] = {
     "timeout": 10,
-    "command_timeout": 60,
+    "command_timeout": 50,
     "connection_class": RepeatingConnection,
 }
 

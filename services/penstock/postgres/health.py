@@ -11,24 +11,31 @@ from penstock.contracts.files import schemas_folder
 from penstock.core.migration_steps import expected
 from penstock.errors import PostgresUnavailable
 from penstock.postgres import refused_writes
-from penstock.postgres.connection import close, connect, translated
+from penstock.postgres.connection import open_pool, translated
 from penstock.postgres.queries import query
 
 PROBE_S = 3.0
 
 
-async def ping(dsn: str) -> None:
-    """Checks that the server takes a new connection: those of a pool may all wait for a lock.
+async def ping(dsn: str, *, pooled: bool) -> None:
+    """Checks that the server answers on a new connection: a pool's may all wait for a lock.
+
+    A connection has ten seconds for each host of the URL, so that a silent one hides no other.
+
+    Args:
+        dsn: of the pool.
+        pooled: whether it leads to a pooler, which accepts connections while its server is away.
 
     Raises:
-        PostgresUnavailable: not within `PROBE_S`.
+        PostgresUnavailable: no host accepts a connection, or there is no answer within `PROBE_S`.
+        SettingsError: it refuses the user.
     """
-    try:
-        async with asyncio.timeout(PROBE_S):
-            connection = await connect(dsn, "ping")
-    except TimeoutError as error:
-        raise PostgresUnavailable(f"the database takes no connection within {PROBE_S:g} s") from error
-    await close(connection)
+    async with open_pool(dsn, "ping", size=1, pooled=pooled) as pool:
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await missing_migrations(pool)
+        except TimeoutError as error:
+            raise PostgresUnavailable(f"the database does not answer within {PROBE_S:g} s") from error
 
 
 async def missing_migrations(executor: Any) -> list[str]:

@@ -49,7 +49,7 @@ def create_app(settings: StagesSettings) -> process.Service:
                 NAME,
                 {STAGE_RESULTS: take},
                 servers=(
-                    partial(postgres_health.ping, settings.sessions),
+                    partial(postgres_health.ping, settings.postgres, pooled=settings.pooled),
                     partial(kafka_health.ping, settings),
                 ),
             )

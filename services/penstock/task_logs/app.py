@@ -83,7 +83,7 @@ def create_app(settings: TaskLogsSettings) -> process.Service:
                     settings.stall_timeout_s,
                     progress.progress,
                     (
-                        partial(postgres_health.ping, settings.sessions),
+                        partial(postgres_health.ping, settings.postgres, pooled=settings.pooled),
                         partial(kafka_health.ping, settings),
                         objects.probe,
                     ),

@@ -92,7 +92,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                 settings.stall_timeout_s,
                 lambda: release_loop.progress() | progress.progress(),
                 (
-                    partial(postgres_health.ping, settings.sessions),
+                    partial(postgres_health.ping, settings.postgres, pooled=settings.pooled),
                     partial(kafka_health.ping, settings),
                     objects.probe,
                 ),

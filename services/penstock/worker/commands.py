@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import io
+import codecs
 import logging
 import os
 import signal
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -62,11 +62,24 @@ class Finished:
         return self
 
 
-def lines_of(stream: IO[bytes]) -> Iterator[str]:
-    """The lines of a stream; a carriage return begins the line again, as on a terminal."""
-    with io.TextIOWrapper(stream, "utf-8", errors="replace", newline="\n") as text:
-        while line := text.readline(LINE_CHARS):
-            yield line.rstrip("\r\n").rpartition("\r")[2]
+class LineSplitter:
+    """Makes lines of the bytes of a stream; a carriage return begins the line again."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest = ""
+
+    def feed(self, data: bytes, *, final: bool = False) -> list[str]:
+        """The lines that are complete, and the last one at the end of the stream."""
+        *lines, rest = (self._rest + self._decoder.decode(data, final)).split("\n")
+        if "\r" in rest:
+            # As on a terminal: a progress bar is the text behind the last one but a trailing one.
+            rest = rest[max(rest.rfind("\r", 0, len(rest) - 1), 0) :]
+        if rest and (final or len(rest) > LINE_CHARS):
+            lines.append(rest)
+            rest = ""
+        self._rest = rest
+        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
 
 
 class Command:
@@ -234,23 +247,27 @@ class Command:
         return [(process.stdout, self._read_all), (process.stderr, self._read_lines)]
 
     def _read_lines(self, stream: IO[bytes]) -> None:
-        for line in lines_of(stream):
-            self._add(line)
+        splitter = LineSplitter()
+        with stream:
+            while data := os.read(stream.fileno(), _READ_BYTES):
+                self._add(splitter.feed(data))
+        self._add(splitter.feed(b"", final=True))
 
     def _read_all(self, stream: IO[bytes]) -> None:
         with stream:
             while data := os.read(stream.fileno(), _READ_BYTES):
                 self._captured.append(data)
 
-    def _add(self, line: str) -> None:
-        # They become the error of the attempt, which must not have secrets either.
-        self._last.append(line if self._log is None else self._log.redacted(line))
-        if self._log is not None:
-            self._log.add(logging.INFO, self.program, line)
-        # `print` of the handler would write there; the log has the line already.
-        if (stream := getattr(sys.stdout, "uncaptured", sys.stdout)) is not None:
-            with suppress(OSError, ValueError):
-                print(line, file=stream)
+    def _add(self, lines: list[str]) -> None:
+        for line in lines:
+            # They become the error of the attempt, which must not have secrets either.
+            self._last.append(line if self._log is None else self._log.redacted(line))
+            if self._log is not None:
+                self._log.add(logging.INFO, self.program, line)
+            # `print` of the handler would write there; the log has the line already.
+            if (stream := getattr(sys.stdout, "uncaptured", sys.stdout)) is not None:
+                with suppress(OSError, ValueError):
+                    print(line, file=stream)
 
     def _signal(self, number: signal.Signals) -> None:
         with self._lock:

@@ -53,8 +53,28 @@ _NOT_ALLOWED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _NO_ROUTE = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
 
 
-# By route, the list that an answer of a gateway has.
-_ANSWERED_LISTS = {HOLD_ROUTE: "tasks", "/set_task": "rejected"}
+def _is_hold_answer(answer: Mapping[str, Any], _entries: int) -> bool:
+    # Only an answer with tasks has `claimed_ms_ago`.
+    ago_ms = answer.get("claimed_ms_ago", 0)
+    return isinstance(answer.get("tasks"), list) and isinstance(ago_ms, int | float) and ago_ms >= 0
+
+
+def _is_set_answer(answer: Mapping[str, Any], entries: int) -> bool:
+    lists = (answer.get("rejected"), answer.get("gone", []))
+    return all(
+        isinstance(indexed, list)
+        and all(isinstance(entry, dict) and entry.get("index") in range(entries) for entry in indexed)
+        for indexed in lists
+    )
+
+
+# By route, whether an answer has the members that a worker reads. The second argument is the number
+# of entries sent.
+_IS_ANSWER: Mapping[str, Callable[[Mapping[str, Any], int], bool]] = {
+    HOLD_ROUTE: _is_hold_answer,
+    "/set_task": _is_set_answer,
+    LOGS_ROUTE: lambda _answer, _entries: True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +231,7 @@ class GatewayClient:
             left_s = self._refusals.add(operation, arrived_s, forbidden)
             raise self._refusal_error(f"{error_of(status, data)}{unusable_file}", left_s)
         if status in (HTTPStatus.OK, HTTPStatus.ACCEPTED):
-            answer = self._decode(path, data)
+            answer = self._decode(path, data, len(body.get("results", ())))
             self._is_gateway = True
             self._record_accepted(operation, sent_s, header)
             return answer, arrived_s
@@ -287,14 +307,13 @@ class GatewayClient:
             action = f"put {key} into {source}, which is read before each request; otherwise the worker ends"
         return Unavailable(f"{reason}{action} in {left_s:.0f} s")
 
-    def _decode(self, path: str, data: bytes) -> dict[str, Any]:
+    def _decode(self, path: str, data: bytes, entries: int) -> dict[str, Any]:
         """Decodes an answer with status 200, which can also come from a proxy or a login page."""
         try:
             answer = orjson.loads(data)
         except orjson.JSONDecodeError:
             answer = None
-        name = _ANSWERED_LISTS.get(path)
-        if not isinstance(answer, dict) or (name and not isinstance(answer.get(name), list)):
+        if not isinstance(answer, dict) or not _IS_ANSWER[path](answer, entries):
             excerpt = data[:200].decode(errors="replace")
             reason = f"no gateway answers at {self._url}: {path} is answered 200 with {excerpt!r}"
             raise GatewayUnavailable(reason)

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
 from penstock.contracts.heartbeat import Heartbeat, claims_of
 from penstock.contracts.ready import ReadyTask
@@ -110,8 +112,13 @@ class HttpTransport:
         return answers
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
-        """Returns once the gateway has them; tries again while it is unavailable."""
+        """Returns once the gateway has them; tries again while it is unavailable.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be encoded; none is sent.
+        """
         entries = [result.to_wire() for result in results]
+        orjson.dumps(entries)
         for begin in range(0, len(entries), RESULTS_PER_REQUEST):
             await self._report(entries[begin : begin + RESULTS_PER_REQUEST])
 

@@ -55,6 +55,9 @@ class KafkaTransport:
         """Returns once Kafka has them; tries again while Kafka is unavailable.
 
         The attempt of a result that Kafka refuses fails.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be encoded; none is sent.
         """
 
         async def write(value: bytes) -> None:

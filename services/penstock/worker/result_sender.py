@@ -14,8 +14,9 @@ import orjson
 from penstock.concurrency.batcher import Batcher
 from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, handed_back
+from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, handed_back, unwritable
 from penstock.core.attempt import AttemptId
+from penstock.errors import PenstockError
 from penstock.kafka.client.connection import MAX_RECORD_BYTES
 from penstock.process import run_all
 
@@ -38,7 +39,11 @@ class ResultTransport(Protocol):
     """Sends results to Kafka or to a gateway."""
 
     async def send_results(self, results: Sequence[StageResult]) -> None:
-        """Returns once they are stored."""
+        """Returns once they are stored.
+
+        Raises:
+            TypeError, ValueError: one of them cannot be encoded; none is sent.
+        """
 
     async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Returns once it is stored."""
@@ -173,7 +178,14 @@ class ResultSender:
         batch = self._without_lost(results)
         if not batch:
             return
-        await self._transport.send_results(batch)
+        try:
+            await self._transport.send_results(batch)
+        except PenstockError:
+            raise
+        except Exception:  # noqa: BLE001 (`encodable` raises it again for the result at fault)
+            # Nothing was sent. Outcomes are checked when a handler returns them, so this is a
+            # defect, and it must cost one attempt only.
+            await self._transport.send_results([encodable(result) for result in batch])
         for attempt_id in self._on_sent(batch):
             self._ended.add(attempt_id)
 
@@ -193,8 +205,19 @@ class ResultSender:
 
 def _unstored_bytes(result: StageResult) -> int:
     """The size of a context that is not stored yet, and is too large to be inline; else 0."""
-    data = result.context.data if result.context is not None else None
-    return len(data) if data is not None and len(data) > INLINE_LIMIT_BYTES else 0
+    context = result.context
+    # A result of other types is a defect, which `encodable` finds.
+    data = context.data if isinstance(context, Context) else None
+    return len(data) if isinstance(data, bytes) and len(data) > INLINE_LIMIT_BYTES else 0
+
+
+def encodable(result: StageResult) -> StageResult:
+    """The result, or a failure in its place when it cannot be encoded."""
+    try:
+        encode_results("", [result])
+    except Exception as error:  # noqa: BLE001 (the error becomes the result of its attempt)
+        return unwritable(result, repr(error)[:1000])
+    return result
 
 
 def _context_bytes(context: Context) -> int:
@@ -211,9 +234,12 @@ def _size_bytes(result: StageResult) -> int:
     control character has six bytes in JSON.
     """
     fence = result.fence
-    size_bytes = ENTRY_BYTES + 6 * (len(fence.stage) + len(result.next_stage or ""))
-    if result.context is not None:
-        size_bytes += _context_bytes(result.context)
-    if result.error is not None:
-        size_bytes += len(orjson.dumps(result.error.to_wire()))
+    try:
+        size_bytes = ENTRY_BYTES + 6 * (len(fence.stage) + len(result.next_stage or ""))
+        if result.context is not None:
+            size_bytes += _context_bytes(result.context)
+        if result.error is not None:
+            size_bytes += len(orjson.dumps(result.error.to_wire()))
+    except Exception:  # noqa: BLE001 (`_send` replaces it; the size puts it into a record of its own)
+        return MAX_BATCH_BYTES
     return max(size_bytes, MAX_BATCH_BYTES // RESULTS_PER_RECORD)

@@ -77,6 +77,16 @@ async def test_a_server_that_takes_no_connection_is_an_outage() -> None:
     assert now_s == unchanged_s + 12 + 1
 
 
+async def test_a_wait_for_an_answer_counts_for_no_work() -> None:
+    """S11, O2a: a server that answers at the end of an outage leaves the work its rest of time."""
+    detector = StallDetector(12, lambda: {"a": 1})
+    detector.check(0)
+    detector.postpone(30)
+    detector.check(42)
+    with pytest.raises(Stalled):
+        detector.check(43)
+
+
 async def test_the_watchdog_ends_no_loop_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """O2a: the process of a stalled loop ends close to the limit, and never before it."""
     rewound: list[float] = []

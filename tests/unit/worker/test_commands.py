@@ -1,7 +1,6 @@
 """Commands that handlers run: their lines, their status, and their end with the attempt."""
 
 import asyncio
-import io
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from penstock.core.redaction import Redactor
 from penstock.errors import CommandFailed
 from penstock.worker import Done, commands
 from penstock.worker.capture import capturing
-from penstock.worker.commands import lines_of
+from penstock.worker.commands import LineSplitter
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.log_buffer import LogBuffer
 
@@ -287,9 +286,17 @@ async def test_a_worker_that_ends_leaves_no_command(tmp_path):
     await wait_until(lambda: not is_alive(pid))
 
 
-def test_a_progress_bar_is_its_last_state():
-    """Text that is not UTF-8 is kept; a line without an end is bounded."""
-    data = "a\nbé\r\n10 %\r20 %\r\n".encode() + b"\xff\nlast"
-    assert list(lines_of(io.BytesIO(data))) == ["a", "bé", "20 %", "\ufffd", "last"]
-    endless = io.BytesIO(b"x" * (commands.LINE_CHARS + 1))
-    assert list(lines_of(endless)) == ["x" * commands.LINE_CHARS, "x"]
+def test_lines_are_the_same_for_each_division_of_a_stream():
+    """A progress bar is its last state; text that is not UTF-8 is kept; a line without an end is
+    bounded."""
+    data = "a\nbé\r\n10 %\r20 %\r\nlast".encode()
+    for size in range(1, len(data) + 1):
+        splitter = LineSplitter()
+        found = [
+            line for at in range(0, len(data), size) for line in splitter.feed(data[at : at + size])
+        ] + splitter.feed(b"", final=True)
+        assert found == ["a", "bé", "20 %", "last"], size
+    splitter = LineSplitter()
+    assert splitter.feed(b"\xff\n") == ["\ufffd"]
+    assert splitter.feed(b"x" * (commands.LINE_CHARS + 1)) == ["x" * (commands.LINE_CHARS + 1)]
+    assert splitter.feed(b"", final=True) == []

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context
+from penstock.contracts.inbound import decode_results
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import StageResult
+from penstock.contracts.result import StageResult, encode_results
 from penstock.core.completion import Fence, Outcome
 from penstock.errors import CorruptObject, SettingsError
 from penstock.objects import ObjectStore
@@ -305,6 +306,44 @@ async def test_tasks_claimed_during_a_stop_reach_the_pool():
     with pytest.raises(asyncio.CancelledError):
         await pulling
     assert [ready.fence for ready in started] == [READY.fence]
+
+
+async def test_a_result_that_cannot_be_written_fails_alone():
+    """A result that cannot be encoded becomes a permanent failure; the other results are sent.
+
+    The check of outcomes accepts a lone surrogate in the terms of a wait.
+    """
+    sent = []
+    broken = [
+        Context(ContentType.TEXT, b"\xff"),
+        Context(ContentType.JSON),
+        Context("json", b"1"),
+        Context(ContentType.TEXT, 5),
+        {"not": "a context"},
+    ]
+
+    class FakeTransport:
+        async def send_results(self, results):
+            sent.append(encode_results("w", results))
+
+        async def send_heartbeat(self, _heartbeat):
+            pass
+
+    reports = ResultSender(FakeTransport(), "w", lambda _results: [], lambda keys: keys)
+    sending = asyncio.ensure_future(reports.run())
+    for number, context in enumerate([Context.encode(1), *broken, Context.encode(2)], 1):
+        reports.add(StageResult(fence=Fence(number, 0, "s", 0), outcome=Outcome.DONE, context=context))
+    await reports.wait_sent()
+    sending.cancel()
+    read = [decode_results(record) for record in sent]
+    assert not any(faults for _worker, _results, faults in read)
+    results = sorted(
+        (result for _worker, results, _faults in read for result in results), key=lambda r: r.fence
+    )
+    assert [r.fence.id for r in results if r.outcome is Outcome.DONE] == [1, len(broken) + 2]
+    failures = [r for r in results if r.outcome is Outcome.FAIL]
+    assert [r.fence.id for r in failures] == list(range(2, len(broken) + 2))
+    assert {(r.error.kind, r.permanent) for r in failures} == {("Unwritable", True)}
 
 
 async def test_a_result_of_a_lost_attempt_is_not_sent():

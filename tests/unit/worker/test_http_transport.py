@@ -126,6 +126,9 @@ FOREIGN_BODIES = [
     pytest.param([], id="a list"),
     pytest.param({}, id="empty"),
     pytest.param({"tasks": None, "rejected": 5}, id="other types"),
+    pytest.param({"tasks": [], "claimed_ms_ago": "soon", "rejected": [], "gone": ["x"]}, id="odd details"),
+    pytest.param({"rejected": [{"index": 7}], "gone": []}, id="entries that were not sent"),
+    pytest.param({"rejected": [], "gone": [{"why": "over"}]}, id="no entry"),
 ]
 
 

@@ -90,12 +90,19 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
         Reachability(self._client)
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None) -> None:
-        """Commits offsets, each with the identity of its position as metadata."""
+        """Commits offsets, each with the identity of its position as metadata.
+
+        An offset that comes with an identity keeps it.
+        """
         if offsets is not None:
-            numbers = {tp: at if isinstance(at, int) else at.offset for tp, at in offsets.items()}
+            given = {
+                tp: OffsetAndMetadata(at, "") if isinstance(at, int) else at for tp, at in offsets.items()
+            }
             offsets = {
-                tp: OffsetAndMetadata(offset, self.guard.position(tp, offset).identity())
-                for tp, offset in numbers.items()
+                tp: at
+                if at.metadata
+                else OffsetAndMetadata(at.offset, self.guard.position(tp, at.offset).identity())
+                for tp, at in given.items()
             }
         await super().commit(offsets)
 

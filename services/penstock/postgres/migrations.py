@@ -33,6 +33,8 @@ _LOCK_WAIT = "200ms"
 # Building an index waits for older transactions, and no statement waits behind it.
 _NO_LIMIT = "0"
 
+_BASELINE = "0001_baseline"
+
 _INDEX = re.compile(
     r"(?:CREATE (?:UNIQUE )?INDEX CONCURRENTLY IF NOT EXISTS|(?P<drop>DROP) INDEX CONCURRENTLY IF EXISTS)"
     r" (?:penstock\.)?(?P<index>\w+)[^;]*;?"
@@ -102,7 +104,7 @@ async def migrate(dsn: str, step: Step | None = None, *, folder: Path | None = N
 
     Raises:
         PostgresUnavailable: no server answers.
-        CannotStart: another step must run first.
+        CannotStart: another step must run first, or the database is older than the baseline.
     """
     folder = folder or schemas_folder() / "postgres" / "migrations"
     connection = await connect(dsn, "migrate")
@@ -113,6 +115,11 @@ async def migrate(dsn: str, step: Step | None = None, *, folder: Path | None = N
             await connection.execute(query("migrations.limit_lock_wait"), _LOCK_WAIT)
             await connection.execute(query("migrations.prepare"))
             done = {row["name"] for row in await connection.fetch(query("migrations.applied"))}
+            if done and _BASELINE not in done and (folder / f"{_BASELINE}.sql").exists():
+                raise CannotStart(
+                    "this database is of a version before 0.1.0, which has no upgrade: name an empty database "
+                    "(`penstock up --fresh` makes one)"
+                )
             applied = []
             for name in due(sorted(file.stem for file in folder.glob("*.sql")), done, step):
                 while not await _apply(

@@ -147,9 +147,11 @@ class LagPoller(Background):
     def _fail(self, topic: ReadyTopic, error: KafkaRefused | KafkaUnavailable, retry_s: float) -> None:
         topic.polled_s = asyncio.get_running_loop().time()
         topic.poll_interval_s = retry_s
-        # Once for all types: an outage of Kafka concerns each of them.
-        if str(topic.lag_failure) != str(error) != self._reported:
-            self._reported = str(error)
+        # Once for all types: an outage of Kafka concerns each of them, a refusal only its own.
+        for_all = isinstance(error, KafkaUnavailable)
+        if str(topic.lag_failure) != str(error) and not (for_all and str(error) == self._reported):
+            if for_all:
+                self._reported = str(error)
             log.warning(
                 "The lag of a type is unknown; the last known lag bounds its release",
                 extra={"event": "lag_poll_failed", "task_type": topic.type.name, "error": error},

@@ -10,6 +10,7 @@ from tests.support.state_faults import commit_offsets, delete_records, recreate_
 
 from penstock.checks.app import check
 from penstock.checks.report import Rule
+from penstock.core.position import topic_of
 from penstock.kafka.client.connection import admin_client
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import (
@@ -63,7 +64,7 @@ async def test_an_ingest_position_of_another_topic_is_found_and_moved(settings, 
 
 @pytest.mark.parametrize("of_workers", [False, True])
 async def test_offsets_of_a_group_beyond_the_end_are_found_and_moved(settings, pool, of_workers):
-    """The same for the groups of services and of workers."""
+    """The same for the groups of services and of workers. The new position names its topic's id."""
     group, topic = service_group(settings.prefix, "heartbeats"), HEARTBEATS
     if of_workers:
         await types.register(pool, types.TaskType(name="t", partitions=2))
@@ -75,7 +76,9 @@ async def test_offsets_of_a_group_beyond_the_end_are_found_and_moved(settings, p
     assert report.counts == {Rule.MISPLACED: 1}
     assert not report.remaining
     async with admin_client(settings) as admin:
-        assert (await admin.list_consumer_group_offsets(group))[partition].offset == 0
+        moved = (await admin.list_consumer_group_offsets(group))[partition]
+    assert moved.offset == 0
+    assert topic_of(moved.metadata)
 
 
 async def test_deleted_submissions_are_told_until_they_are_noted(settings, pool):

@@ -13,6 +13,7 @@ from penstock.contracts.context import ContentType
 from penstock.contracts.files import schemas_folder
 from penstock.core.migration_steps import Step, due
 from penstock.core.task import FINAL, State
+from penstock.errors import CannotStart
 from penstock.local.database import server_binaries
 from penstock.postgres import migrations
 from penstock.postgres.migrations import migrate
@@ -109,6 +110,14 @@ def test_the_cancel_statement_names_all_final_states():
     listed = re.search(r"state NOT IN \(([^)]*)\)", cancel)
     assert listed is not None
     assert set(re.findall(r"'(\w+)'", listed.group(1))) == {state.value for state in FINAL}
+
+
+async def test_a_database_from_before_the_baseline_is_refused(empty_database, tmp_path):
+    """O6, O8: such a database has no upgrade, and the error says what to do."""
+    (tmp_path / "0001_tasks.sql").write_text("CREATE TABLE penstock.task (id bigint)")
+    await migrate(empty_database, folder=tmp_path)
+    with pytest.raises(CannotStart, match=r"before 0\.1\.0.*--fresh"):
+        await migrate(empty_database)
 
 
 async def test_a_waiting_migration_does_not_block_its_table(empty_database, tmp_path, monkeypatch):

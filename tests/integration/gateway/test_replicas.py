@@ -174,9 +174,9 @@ async def test_an_undeliverable_answer_is_handed_back(
         await may_commit.wait()
         await commit(self, offsets)
 
-    async def recording_read(request: web.Request, limit_bytes: int) -> Any:
+    async def recording_read(request: web.Request) -> Any:
         requests.append(request)
-        return await read_body(request, limit_bytes)
+        return await read_body(request)
 
     async def records(topic: str) -> list[Any]:
         return await read(kafka.kafka, kafka.prefix + topic)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import orjson
 import pytest
-from tests.integration.task_sync.test_limits import become, finish, in_state, pool, register, settings, submit
+from tests.integration.task_sync.test_limits import become, finish, in_state, register, settings, submit
 from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
@@ -19,7 +19,10 @@ from penstock.postgres.session import open_session
 from penstock.task_sync.app import create_app
 from penstock.task_sync.limits import ReleaseLimiter
 
-__all__ = ["pool", "settings"]  # fixtures
+# Each test registers its types.
+TASK_TYPES = ()
+
+__all__ = ["settings"]  # fixtures
 
 
 class Owner:

@@ -4,7 +4,7 @@ import pytest
 from tests.integration.flow_owner.support import Owner as FlowOwner
 from tests.integration.flow_owner.support import definition
 from tests.integration.task_sync.test_concurrency_keys import Owner, index_entries, owner, plan
-from tests.integration.task_sync.test_limits import pool, register, settings
+from tests.integration.task_sync.test_limits import register, settings
 from tests.support.flow_tasks import insert_ready, spawn
 
 from penstock.core.task import Priority
@@ -13,7 +13,10 @@ from penstock.postgres.connection import connect
 from penstock.postgres.session import open_session
 from penstock.task_sync.limits import ReleaseLimiter
 
-__all__ = ["owner", "pool", "settings"]  # fixtures
+# Each test registers its types.
+TASK_TYPES = ()
+
+__all__ = ["owner", "settings"]  # fixtures
 
 HIGHEST, HIGH, MEDIUM, LOW, LOWEST = Priority
 # Task, its priority, its root flow and the priority of that. The id of a flow is a time among those

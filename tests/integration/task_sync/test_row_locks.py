@@ -9,7 +9,7 @@ import asyncpg
 import orjson
 import pytest
 from aiokafka.admin import NewPartitions
-from tests.integration.task_sync.test_limits import become, in_state, pool, register, settings, submit
+from tests.integration.task_sync.test_limits import become, in_state, register, settings, submit
 from tests.support.replicas import replica
 from tests.support.services import running_service
 
@@ -28,7 +28,10 @@ from penstock.task_sync.app import create_app
 from penstock.task_sync.limits import PAGES_PER_RELEASE, ReleaseLimiter
 from penstock.task_sync.settings import TaskSyncSettings
 
-__all__ = ["pool", "settings"]  # fixtures
+# Each test registers its types.
+TASK_TYPES = ()
+
+__all__ = ["settings"]  # fixtures
 
 # Each way of a release.
 TYPES = {

@@ -8,8 +8,8 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
+from tests.support.worker_platform import RecordingPlatform
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask

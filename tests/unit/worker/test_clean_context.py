@@ -6,8 +6,8 @@ from contextlib import suppress
 from contextvars import ContextVar, copy_context
 
 import pytest
-from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
+from tests.support.worker_platform import RecordingPlatform
 
 from penstock.concurrency.batcher import Batcher
 from penstock.contracts.context import Context

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.platform import RecordingPlatform
+from tests.support.worker_platform import RecordingPlatform
 
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.inbound import decode_results

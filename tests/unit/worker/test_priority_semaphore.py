@@ -7,8 +7,8 @@ import asyncio
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.platform import RecordingPlatform
 from tests.support.waiting import in_time
+from tests.support.worker_platform import RecordingPlatform
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask

@@ -4,8 +4,8 @@ import asyncio
 
 import orjson
 import pytest
-from tests.support.platform import RecordingPlatform
 from tests.support.waiting import wait_until
+from tests.support.worker_platform import RecordingPlatform
 
 from penstock.contracts.context import Context
 from penstock.contracts.heartbeat import Kind, claims_of

@@ -22,6 +22,7 @@ from penstock.errors import Conflict, NotFound, ObjectsUnavailable, PostgresUnav
 from penstock.objects import ObjectStore
 from penstock.postgres import advance, documents, history, tasks
 from penstock.postgres.connection import connect
+from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType
 from penstock.task_sync import history as history_service
@@ -234,7 +235,7 @@ async def test_a_task_changed_during_a_move_stays_whole(pool, settings, monkeypa
             await connection.execute(
                 "UPDATE callback SET state = 'pending', finished_at = NULL WHERE task_id = $1", replayed
             )
-            text = history.query("history.move")
+            text = query("history.move")
             # Without SKIP LOCKED the statement waits, and then sees the changed rows.
             waiting = text.replace(" SKIP LOCKED", "")
             assert waiting != text

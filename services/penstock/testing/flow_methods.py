@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -15,13 +16,14 @@ from penstock.testing.flow_run import FlowRun
 from penstock.testing.platform import Platform
 
 
-class FlowMethods:
+class FlowMethods(ABC):
     """The methods about flows."""
 
     _driver: Driver
 
+    @abstractmethod
     async def _open(self) -> Platform:
-        raise NotImplementedError
+        """The platform, with the types of the pipeline."""
 
     async def run_flow(self, flow: str, inputs: Mapping[str, Any] | None = None, **fields: Any) -> FlowRun:
         """Starts a flow, and runs it until it ends.

@@ -82,7 +82,7 @@ def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
         _adding.active = True
         try:
             method(*args, **kwargs)
-        except Exception:  # noqa: BLE001, S110 (see above)
+        except Exception:  # noqa: BLE001, S110 (fails open: the line is lost, and the handler goes on)
             pass
         finally:
             _adding.active = False

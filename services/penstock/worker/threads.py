@@ -38,8 +38,7 @@ def start_thread(function: Callable[[], Any], name: str) -> asyncio.Future[Ended
         ended: Ended
         try:
             ended = (context.run(function), None)
-        except BaseException as error:  # noqa: BLE001 (see the next line)
-            # Fails closed: the loop raises the error, and the attempt fails.
+        except BaseException as error:  # noqa: BLE001 (fails closed: the loop raises it, and the attempt fails)
             ended = (None, error)
         forking.end_if_child(process, ended[1])
         # The process may have stopped meanwhile.

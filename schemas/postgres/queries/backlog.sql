@@ -51,9 +51,9 @@ SELECT l.*, o.oldest_s
 FROM entry l
 LEFT JOIN LATERAL (
     SELECT extract(epoch FROM greatest(interval '0', now() - t.updated_at))::double precision AS oldest_s FROM task t
-    WHERE t.type = l.type AND t.stage = l.stage AND coalesce(t.flow_priority, t.priority) = l.priority
+    WHERE t.type = l.type AND t.stage = l.stage AND {{t.release_level}} = l.priority
       AND backlog_state(t.state) = 'ready' AND l.ready > 0
-    ORDER BY t.type, t.stage, coalesce(t.flow_priority, t.priority), t.updated_at LIMIT 1
+    ORDER BY t.type, t.stage, {{t.release_level}}, t.updated_at LIMIT 1
 ) o ON true
 ORDER BY l.type, l.priority, l.stage;
 
@@ -73,7 +73,7 @@ SELECT type, stage, priority, state, tasks FROM backlog_change;
 -- Counts the next `limit` ($2) tasks after an id ($1), with the last id of each group. The state is
 -- NULL of those that the backlog does not count.
 SELECT type, stage, priority, backlog_state(state) AS state, count(*) AS tasks, max(id) AS last_id
-FROM (SELECT id, type, stage, coalesce(flow_priority, priority) AS priority, state
+FROM (SELECT id, type, stage, {{release_level}} AS priority, state
       FROM task WHERE id > $1 ORDER BY id LIMIT $2) AS t
 GROUP BY type, stage, priority, backlog_state(state);
 

@@ -475,7 +475,7 @@ ORDER BY status <> 'failed', finished_at, name LIMIT 1;
 WITH inserted AS (
     INSERT INTO flow (root_id, name, version, definition, unfinished, priority, inputs, inputs_ref, traceparent,
                       task_id, task_step, task_stage)
-    SELECT coalesce(t.flow_root_id, t.id), t.type, 0, i.definition::json, 1, coalesce(t.flow_priority, t.priority),
+    SELECT coalesce(t.flow_root_id, t.id), t.type, 0, i.definition::json, 1, {{t.release_level}},
            i.inputs, i.inputs_ref, t.traceparent, t.id, t.step, i.stage
     FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bytea[], $5::text[])
          AS i (task_id, stage, definition, inputs, inputs_ref)

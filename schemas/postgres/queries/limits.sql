@@ -28,15 +28,13 @@ WITH found AS (
 SELECT (SELECT count(*) FROM found) AS found, (SELECT count(*) FROM done) AS done;
 
 -- name: track_ready
--- Tracks ready tasks of later stages, among the next `limit` ($6) ready tasks behind a position.
--- Returns the last position, which is null at the end.
+-- Tracks ready tasks of later stages, among the next `limit` ($3) ready tasks behind a position
+-- ($2). Returns the last position, which is null at the end.
 WITH examined AS MATERIALIZED (
-    SELECT coalesce(t.flow_priority, t.priority) AS level, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.id,
-           t.step, t.tracked FROM task t
+    SELECT {{t.release_keys}}, t.step, t.tracked FROM task t
     WHERE t.type = $1 AND t.state = 'ready'
-      AND (coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id)
-          > ($2::smallint, $3::bigint, $4::smallint, $5::bigint)
-    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
+      AND ({{t.release_order}}) > ({{$2.release_position}})
+    ORDER BY t.type, {{t.release_order}} LIMIT $3
 ), free AS (
     SELECT id FROM task
     WHERE id = ANY (ARRAY(SELECT id FROM examined WHERE step > 0 AND NOT tracked)) AND NOT tracked
@@ -45,10 +43,10 @@ WITH examined AS MATERIALIZED (
     UPDATE task SET tracked = true WHERE id = ANY (ARRAY(SELECT id FROM free)) RETURNING id
 )
 SELECT (SELECT count(*) FROM examined WHERE step > 0 AND NOT tracked) AS found,
-       (SELECT count(*) FROM done) AS done, e.level, e.root_id, e.priority, e.id
+       (SELECT count(*) FROM done) AS done, {{e.release_names}}
 FROM (SELECT) AS one
 LEFT JOIN LATERAL (
-    SELECT level, root_id, priority, id FROM examined ORDER BY level, root_id, priority, id OFFSET $6 - 1
+    SELECT {{release_names}} FROM examined ORDER BY {{release_names}} OFFSET $3 - 1
 ) e ON true;
 
 -- name: in_flight
@@ -59,15 +57,13 @@ SELECT count(*) AS tasks FROM (
 
 -- name: set_empty_keys
 -- Sets the empty key on tasks without a key, which were submitted before their type was released by
--- key. Among the next `limit` ($6) ready tasks behind a position. Returns how many other
+-- key. Among the next `limit` ($3) ready tasks behind a position ($2). Returns how many other
 -- transactions lock, and the last position, which is null at the end.
 WITH examined AS MATERIALIZED (
-    SELECT coalesce(t.flow_priority, t.priority) AS level, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.id,
-           t.key FROM task t
+    SELECT {{t.release_keys}}, t.key FROM task t
     WHERE t.type = $1 AND t.state = 'ready'
-      AND (coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id)
-          > ($2::smallint, $3::bigint, $4::smallint, $5::bigint)
-    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
+      AND ({{t.release_order}}) > ({{$2.release_position}})
+    ORDER BY t.type, {{t.release_order}} LIMIT $3
 ), free AS (
     SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM examined WHERE key IS NULL)) AND key IS NULL
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
@@ -75,10 +71,10 @@ WITH examined AS MATERIALIZED (
     UPDATE task SET key = '' WHERE id = ANY (ARRAY(SELECT id FROM free)) RETURNING id
 )
 SELECT (SELECT count(*) FROM examined WHERE key IS NULL) - (SELECT count(*) FROM updated) AS locked,
-       e.level, e.root_id, e.priority, e.id
+       {{e.release_names}}
 FROM (SELECT) AS one
 LEFT JOIN LATERAL (
-    SELECT level, root_id, priority, id FROM examined ORDER BY level, root_id, priority, id OFFSET $6 - 1
+    SELECT {{release_names}} FROM examined ORDER BY {{release_names}} OFFSET $3 - 1
 ) e ON true;
 
 -- name: key_queues
@@ -89,17 +85,17 @@ LEFT JOIN LATERAL (
 -- under it.
 WITH RECURSIVE scan AS (
     (SELECT t.key, 1 AS n FROM task t
-     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND coalesce(t.flow_priority, t.priority) = $2::smallint
+     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = $2::smallint
        AND t.key >= $3
-     ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key LIMIT 1)
+     ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
     FROM scan w
     CROSS JOIN LATERAL (
         SELECT t.key FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND coalesce(t.flow_priority, t.priority) = $2::smallint
+        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = $2::smallint
           AND t.key > w.key
-        ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key LIMIT 1
+        ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
     ) f
     WHERE w.n < $5::integer
 ), waiting AS (
@@ -125,15 +121,15 @@ WITH RECURSIVE scan AS (
                              / sum(weight) FILTER (WHERE room IS NULL OR room > 0) OVER ()))::integer AS depth
     FROM counted
 )
-SELECT o.key, o.weight, o.room::integer AS room, o.depth, h.ids, h.root_ids, h.priorities
+SELECT o.key, o.weight, o.room::integer AS room, o.depth, h.places
 FROM open o
 CROSS JOIN LATERAL (
-    SELECT array_agg(f.id) AS ids, array_agg(f.root_id) AS root_ids, array_agg(f.priority) AS priorities
-    FROM (SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority FROM task t
+    SELECT array_agg(f.place) AS places
+    FROM (SELECT ARRAY[{{t.release_place}}]::bigint[] AS place FROM task t
           WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
-            AND coalesce(t.flow_priority, t.priority) = $2::smallint AND t.key = o.key
+            AND {{t.release_level}} = $2::smallint AND t.key = o.key
             AND t.id NOT IN (SELECT unnest($8::bigint[]))
-          ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key, coalesce(t.flow_root_id, t.id), t.priority, t.id
+          ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
           LIMIT o.depth) f
 ) h
 ORDER BY o.key;
@@ -142,7 +138,7 @@ ORDER BY o.key;
 -- The first `limit` ($2) tasks of each level; with `finish_first` ($3) also of each level's tasks
 -- that have begun. Leaves out the given tasks ($4). A task of a flow has waited since the start of
 -- its root, so that the first tasks of a level are those that have waited longest.
-SELECT h.begun, h.level, h.id, h.root_id, h.priority,
+SELECT h.begun, {{h.release_names}},
        extract(epoch FROM now() - coalesce(
            -- Not joins, which would read whole tables: our sessions have no nested loops.
            (SELECT f.created_at FROM flow f WHERE f.id = h.flow_root_id),
@@ -152,20 +148,20 @@ FROM (
     SELECT false AS begun, l.level, h.*
     FROM generate_series(0, 4) AS l (level)
     CROSS JOIN LATERAL (
-        SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_root_id, t.created_at FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND coalesce(t.flow_priority, t.priority) = l.level::smallint
+        SELECT {{t.release_place_keys}}, t.flow_root_id, t.created_at FROM task t
+        WHERE t.type = $1 AND t.state = 'ready' AND {{t.release_level}} = l.level::smallint
           AND t.id NOT IN (SELECT unnest($4::bigint[]))
-        ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $2
+        ORDER BY t.type, {{t.release_order}} LIMIT $2
     ) h
     UNION ALL
     SELECT true, l.level, h.*
     FROM generate_series(0, 4) AS l (level)
     CROSS JOIN LATERAL (
-        SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_root_id, t.created_at FROM task t
+        SELECT {{t.release_place_keys}}, t.flow_root_id, t.created_at FROM task t
         WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked
-          AND coalesce(t.flow_priority, t.priority) = l.level::smallint
+          AND {{t.release_level}} = l.level::smallint
           AND t.id NOT IN (SELECT unnest($4::bigint[]))
-        ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $2
+        ORDER BY t.type, {{t.release_order}} LIMIT $2
     ) h
     WHERE $3::boolean
 ) h;
@@ -183,8 +179,7 @@ WITH deleted AS (
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = true
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
-              coalesce(t.flow_priority, t.priority) AS priority,
-              t.content_type, t.context, t.context_ref, t.traceparent
+              {{t.release_level}} AS level, t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)
     SELECT $1, array_agg(id) FROM released HAVING count(*) > 0

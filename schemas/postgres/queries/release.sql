@@ -13,7 +13,7 @@ WITH deleted AS (
 ), found AS MATERIALIZED (
     SELECT t.id FROM task t WHERE t.type = $1 AND t.state = 'ready' AND t.id NOT IN (SELECT unnest($5::bigint[]))
       AND ($6::text IS NULL OR EXISTS (SELECT FROM task_type y WHERE y.name = $1 AND y.xmin = $6::text::xid))
-    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $2
+    ORDER BY t.type, {{t.release_order}} LIMIT $2
 ), chosen AS MATERIALIZED (
     SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state || '' = 'ready'
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
@@ -24,10 +24,8 @@ WITH deleted AS (
     -- lost.
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $4::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
-    RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
-              coalesce(t.flow_priority, t.priority) AS priority,
-              t.content_type, t.context, t.context_ref, t.traceparent,
-              coalesce(t.flow_root_id, t.id) AS root_id, t.priority AS own_priority
+    RETURNING {{t.release_keys}}, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
+              t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)
     SELECT $1, array_agg(id) FROM released HAVING count(*) > 0
@@ -35,9 +33,9 @@ WITH deleted AS (
 )
 SELECT r.*, (SELECT id FROM noted) AS release_id, NULL::bigint[] AS locked FROM released r
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
+SELECT {{release_nulls}}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
 FROM found WHERE id NOT IN (SELECT id FROM chosen) HAVING count(*) > 0
-ORDER BY priority, root_id, own_priority, id;
+ORDER BY {{release_names}};
 
 -- name: delete_notes
 -- Kafka has every record of these batches.
@@ -46,13 +44,13 @@ DELETE FROM release WHERE id = ANY ($1::bigint[]);
 -- name: unconfirmed
 -- Batches that an earlier owner may not have written to Kafka, with their tasks that are still
 -- queued.
-SELECT r.id AS release_id, t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
-       coalesce(t.flow_priority, t.priority) AS priority, t.content_type, t.context, t.context_ref, t.traceparent
+SELECT r.id AS release_id, t.id, {{t.release_level}} AS level, t.step, t.stage, t.attempt,
+       t.failures + t.losses AS tries, t.losses, t.content_type, t.context, t.context_ref, t.traceparent
 FROM release r
 -- Joins by primary key: the state is an expression, so that the planner uses no index on it.
 LEFT JOIN task t ON t.id = ANY (r.task_ids) AND t.state || '' = 'queued'
 WHERE r.type = $1
-ORDER BY r.id, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id;
+ORDER BY r.id, {{t.release_order}};
 
 -- name: with_ready_tasks
 -- The given types that have ready tasks.
@@ -62,9 +60,9 @@ WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'ready');
 -- name: first_ready
 -- The priority of the first ready task of a type, in the order of `release`. None of a type that is
 -- released by concurrency key: the key of its first task may be paused or at its limit.
-SELECT coalesce(t.flow_priority, t.priority) AS priority FROM task t WHERE t.type = $1 AND t.state = 'ready'
+SELECT {{t.release_level}} AS level FROM task t WHERE t.type = $1 AND t.state = 'ready'
   AND NOT EXISTS (SELECT FROM task_type y WHERE y.name = $1 AND y.keyed)
-ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT 1;
+ORDER BY t.type, {{t.release_order}} LIMIT 1;
 
 -- name: in_flight
 -- Attempts of the given tasks that are queued or running.

@@ -4,8 +4,7 @@
 -- A task, the settings of its type and key, and the owner of its type (see `types.owners`). Tasks
 -- in flight are counted only when they are limited. `unrun` of its last attempts of this stage have
 -- no row: their records were withdrawn, or the task was paused.
-SELECT t.id, t.type, t.state, t.stage, t.step, t.attempt, coalesce(t.flow_priority, t.priority) AS level,
-       coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_id, t.flow_root_id,
+SELECT {{t.release_keys}}, t.type, t.state, t.stage, t.step, t.attempt, t.flow_id, t.flow_root_id,
        coalesce((SELECT f.created_at FROM flow f WHERE f.id = t.flow_root_id),
                 (SELECT w.created_at FROM task w WHERE w.id = t.flow_root_id), t.created_at) AS waits_since,
        EXISTS (SELECT FROM task w WHERE w.id = t.flow_root_id) AS root_is_task,
@@ -40,71 +39,69 @@ WHERE t.id = $1;
 SELECT count(*) AS tasks FROM (
     SELECT FROM task t
     WHERE t.type = $1 AND t.state = 'ready'
-      AND (coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id)
-          < ($2::smallint, $3::bigint, $4::smallint, $5::bigint)
-    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
+      AND ({{t.release_order}}) < ({{$2.release_position}})
+    ORDER BY t.type, {{t.release_order}} LIMIT $3
 ) f;
 
 -- name: ahead_in_order
--- The same for types with `ageing_s` ($7) or `finish_first` ($8), for a task at `level` ($2) that
--- has begun or not ($9): see `penstock.core.release_order`. Ids of tasks and flows grow with the
--- time of submission, so the first `limit` ($6) tasks of each level are enough.
+-- The same for types with `ageing_s` ($4) or `finish_first` ($5), for a task at a position ($2) that
+-- has begun or not ($6): see `penstock.core.release_order`. Ids of tasks and flows grow with the
+-- time of submission, so the first `limit` ($3) tasks of each level are enough.
 WITH found AS (
-    SELECT h.begun, h.root_id, h.priority, h.id,
+    SELECT h.begun, {{h.release_place_names}},
            greatest(0, h.level - coalesce(floor(
                greatest(0, extract(epoch FROM now() - coalesce(
                    -- Not joins, which would read whole tables: our sessions have no nested loops.
                    (SELECT f.created_at FROM flow f WHERE f.id = h.flow_root_id),
                    (SELECT w.created_at FROM task w WHERE w.id = h.flow_root_id),
                    h.created_at))::double precision)
-               / $7::double precision), 0)) AS level
+               / $4::double precision), 0)) AS level
     FROM (
         SELECT true AS begun, l.level, t.*
         FROM generate_series(0, 4) AS l (level)
         CROSS JOIN LATERAL (
-            SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_root_id, t.created_at FROM task t
+            SELECT {{t.release_place_keys}}, t.flow_root_id, t.created_at FROM task t
             WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked
-              AND coalesce(t.flow_priority, t.priority) = l.level::smallint
-            ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
+              AND {{t.release_level}} = l.level::smallint
+            ORDER BY t.type, {{t.release_order}} LIMIT $3
         ) t
-        WHERE $8::boolean
+        WHERE $5::boolean
         UNION ALL
-        SELECT false, l.level, t.id, t.root_id, t.priority, t.flow_root_id, t.created_at
+        SELECT false, l.level, {{t.release_place_names}}, t.flow_root_id, t.created_at
         FROM generate_series(0, 4) AS l (level)
         CROSS JOIN LATERAL (
-            SELECT t.id, coalesce(t.flow_root_id, t.id) AS root_id, t.priority, t.flow_root_id, t.created_at,
+            SELECT {{t.release_place_keys}}, t.flow_root_id, t.created_at,
                    t.step > 0 AND t.tracked AS begun
             FROM task t
-            WHERE t.type = $1 AND t.state = 'ready' AND coalesce(t.flow_priority, t.priority) = l.level::smallint
-            ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
+            WHERE t.type = $1 AND t.state = 'ready' AND {{t.release_level}} = l.level::smallint
+            ORDER BY t.type, {{t.release_order}} LIMIT $3
         ) t
-        WHERE NOT ($8::boolean AND (t.begun OR $9::boolean))
-          AND ($7::double precision IS NOT NULL OR l.level <= $2::integer)
+        WHERE NOT ($5::boolean AND (t.begun OR $6::boolean))
+          AND ($4::double precision IS NOT NULL OR l.level <= ($2::bigint[])[1])
     ) h
 )
 SELECT count(*) AS tasks FROM (
     SELECT FROM found
-    WHERE CASE WHEN begun = ($8::boolean AND $9::boolean)
-               THEN (level, root_id, priority, id) < ($2::integer, $3::bigint, $4::smallint, $5::bigint)
+    WHERE CASE WHEN begun = ($5::boolean AND $6::boolean)
+               THEN ({{release_names}}) < ({{$2.release_position}})
                ELSE begun END
-    LIMIT $6
+    LIMIT $3
 ) f;
 
 -- name: ahead_by_key
 -- The same for types that are released by key in the plain order: other keys count only up to
--- their room. Among the first `limit` ($6) tasks before it; `examined` is their number, `keys` the
+-- their room. Among the first `limit` ($3) tasks before it; `examined` is their number, `keys` the
 -- number of their keys.
 WITH examined AS MATERIALIZED (
     SELECT coalesce(t.key, '') AS key FROM task t
     WHERE t.type = $1 AND t.state = 'ready'
-      AND (coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id)
-          < ($2::smallint, $3::bigint, $4::smallint, $5::bigint)
-    ORDER BY t.type, coalesce(t.flow_priority, t.priority), coalesce(t.flow_root_id, t.id), t.priority, t.id LIMIT $6
+      AND ({{t.release_order}}) < ({{$2.release_position}})
+    ORDER BY t.type, {{t.release_order}} LIMIT $3
 ), queue AS (
     SELECT key, count(*) AS tasks FROM examined GROUP BY key
 ), room AS (
     SELECT i.key, i.tasks,
-           CASE WHEN i.key = $7 THEN i.tasks
+           CASE WHEN i.key = $4 THEN i.tasks
                 WHEN k.paused THEN 0
                 WHEN i.key <> '' AND coalesce(k.max_in_flight, y.max_per_key) IS NOT NULL
                 THEN greatest(0, coalesce(k.max_in_flight, y.max_per_key) - (
@@ -121,31 +118,31 @@ FROM room;
 
 -- name: ahead_by_round_robin
 -- The same at its own level when keys are released by round robin: the tasks before it under its
--- own key ($7), whose weight is $8, and the tasks that other keys release in as many rounds, up to
+-- own key ($4), whose weight is $5, and the tasks that other keys release in as many rounds, up to
 -- their room.
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT count(*) AS tasks FROM (
         SELECT FROM task t
         WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
-          AND coalesce(t.flow_priority, t.priority) = $2::smallint AND t.key = $7
-          AND (coalesce(t.flow_root_id, t.id), t.priority, t.id) < ($3::bigint, $4::smallint, $5::bigint)
-        ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key, coalesce(t.flow_root_id, t.id), t.priority, t.id
-        LIMIT $6
+          AND {{t.release_level}} = ($2::bigint[])[1]::smallint AND t.key = $4
+          AND ({{t.release_place}}) < ({{$2.release_place_position}})
+        ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
+        LIMIT $3
     ) f
 ), scan AS (
     (SELECT t.key, 1 AS n FROM task t
-     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND coalesce(t.flow_priority, t.priority) = $2::smallint
-     ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key LIMIT 1)
+     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = ($2::bigint[])[1]::smallint
+     ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
     FROM scan w
     CROSS JOIN LATERAL (
         SELECT t.key FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND coalesce(t.flow_priority, t.priority) = $2::smallint
+        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = ($2::bigint[])[1]::smallint
           AND t.key > w.key
-        ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key LIMIT 1
+        ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
     ) f
-    WHERE w.n < $6::integer
+    WHERE w.n < $3::integer
 ), others AS (
     SELECT FROM scan w
     CROSS JOIN LATERAL (
@@ -164,12 +161,12 @@ WITH RECURSIVE own AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT FROM task t
         WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
-          AND coalesce(t.flow_priority, t.priority) = $2::smallint AND t.key = w.key
-        ORDER BY t.type, coalesce(t.flow_priority, t.priority), t.key, coalesce(t.flow_root_id, t.id), t.priority, t.id
+          AND {{t.release_level}} = ($2::bigint[])[1]::smallint AND t.key = w.key
+        ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
         -- An upper bound: every other key is assumed to come before its own key in the round.
-        LIMIT least(r.room, $6, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $8::integer + 1))
+        LIMIT least(r.room, $3, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $5::integer + 1))
     ) f
-    WHERE w.key <> $7
-    LIMIT $6
+    WHERE w.key <> $4
+    LIMIT $3
 )
 SELECT (SELECT tasks FROM own) + (SELECT count(*) FROM others) AS tasks;

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.core.release_order import SortKey
+from penstock.core.release_order import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class KeyQueue:
         room: how many tasks of the key may start.
         weight: how many tasks the key releases in one round.
         more: further tasks wait behind these.
-        places: of the tasks in the order of release (`core.release_order.SortKey`); empty when it
+        places: of the tasks in the order of release (`core.release_order.Place`); empty when it
             is the order of ids.
     """
 
@@ -33,12 +33,11 @@ class KeyQueue:
     room: int
     weight: int = 1
     more: bool = False
-    places: Sequence[SortKey] = ()
+    places: Sequence[Place] = ()
 
-    def place(self, index: int) -> SortKey:
+    def place(self, index: int) -> Place:
         """The place of its task with this index."""
-        task_id = self.ids[index]
-        return self.places[index] if self.places else SortKey(task_id, 0, task_id)
+        return self.places[index] if self.places else (self.ids[index],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,7 @@ def select_in_order(queues: Sequence[KeyQueue], limit: int, cursor: Cursor) -> S
     heapq.heapify(heads)
     while heads and len(selected) < limit:
         place, number, index = heapq.heappop(heads)
-        selected.append(place.id)
+        selected.append(place[-1])
         queue = queues[number]
         rooms[number] -= 1
         if rooms[number] <= 0:

@@ -13,23 +13,61 @@ of its root, or a younger task of the flow would hide an older task of another o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 
-class SortKey(NamedTuple):
-    """The place of a task among those of its level.
+class Key(NamedTuple):
+    """One key of the order.
 
     Attributes:
-        root_id: of its root flow; its own id for a task without a flow.
-        priority: its own, which counts within the flow.
-        id: its own.
+        name: of the key in the rows that statements return.
+        sql: the key of a row of `task`; `{t}` stands for the table's alias and its dot.
+        sql_type: its type in SQL; values are whole numbers, none below 0.
+        of: the key of a task whose attributes have the names of the columns.
     """
 
-    root_id: int
-    priority: int
-    id: int
+    name: str
+    sql: str
+    sql_type: str
+    of: Callable[[Any], int]
+
+
+# The first is the level, the last is the id.
+KEYS = (
+    Key(
+        "level",
+        "coalesce({t}flow_priority, {t}priority)",
+        "smallint",
+        lambda task: task.priority if task.flow_priority is None else task.flow_priority,
+    ),
+    Key(
+        "root_id",
+        "coalesce({t}flow_root_id, {t}id)",
+        "bigint",
+        lambda task: task.id if task.flow_root_id is None else task.flow_root_id,
+    ),
+    Key("priority", "{t}priority", "smallint", lambda task: task.priority),
+    Key("id", "{t}id", "bigint", lambda task: task.id),
+)
+
+# The values of `KEYS` of one task.
+Position: TypeAlias = tuple[int, ...]
+# The position without its level: the place of a task among those of its level.
+Place: TypeAlias = tuple[int, ...]
+# Before every task.
+START: Position = (0,) * len(KEYS)
+
+
+def position_of(task: Any) -> Position:
+    """The position of a task whose attributes have the names of the columns."""
+    return tuple(int(key.of(task)) for key in KEYS)
+
+
+def position_in(row: Any) -> Position:
+    """The position in a row that has the keys by name."""
+    return tuple(row[key.name] for key in KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +81,7 @@ class Head:
         begun: it has entered a later stage.
     """
 
-    place: SortKey
+    place: Place
     level: int
     waited_s: float
     begun: bool = False
@@ -51,7 +89,7 @@ class Head:
     @property
     def id(self) -> int:
         """The task's id."""
-        return self.place.id
+        return self.place[-1]
 
 
 def level_of(head: Head, ageing_s: float | None) -> int:

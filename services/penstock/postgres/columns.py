@@ -2,12 +2,14 @@
 
 `COLUMNS` has one line for each column of `penstock.task` that a submission fills, that history
 keeps or that answers show. A statement names a list in double braces, and
-`penstock.postgres.queries` puts the list there.
+`penstock.postgres.queries` puts the list there. `RELEASE_LISTS` are made of the order of release.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from penstock.core.release_order import KEYS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,25 @@ SHOWN = tuple(column.name for column in COLUMNS if column.shown)
 # The parameters of `tasks.submit` before the columns: where a batch was read.
 _POSITION_PARAMETERS = 6
 
+# Lists of the keys by which ready tasks are released: the whole order, its level, and the place
+# within a level. `_keys` are expressions with their names, `_names` the names, `_position` the
+# elements of an array of values to compare with.
+_NAMED = tuple(f"{key.sql} AS {key.name}" for key in KEYS)
+_NAMES = tuple(f"{{t}}{key.name}" for key in KEYS)
+_POSITION = tuple(f"({{array}}::bigint[])[{n}]::{key.sql_type}" for n, key in enumerate(KEYS, 1))
+RELEASE_LISTS = {
+    "release_order": tuple(key.sql for key in KEYS),
+    "release_level": (KEYS[0].sql,),
+    "release_place": tuple(key.sql for key in KEYS[1:]),
+    "release_keys": _NAMED,
+    "release_place_keys": _NAMED[1:],
+    "release_names": _NAMES,
+    "release_place_names": _NAMES[1:],
+    "release_position": _POSITION,
+    "release_place_position": _POSITION[1:],
+    "release_nulls": ("NULL",) * len(KEYS),
+}
+
 # The lists that a statement may name.
 LISTS = {
     "submitted_parameters": tuple(
@@ -80,4 +101,19 @@ LISTS = {
     "submitted_columns": tuple(column.name for column in SUBMITTED),
     "verbatim_columns": tuple(column.name for column in SUBMITTED if not column.computed),
     "history_columns": tuple(column.name for column in COLUMNS if column.in_history),
+    **RELEASE_LISTS,
 }
+
+
+def expanded(name: str, prefix: str = "") -> str:
+    """A list as SQL.
+
+    Args:
+        name: of the list.
+        prefix: the alias of the table, or the array of `release_position`; "" is none.
+    """
+    alias = f"{prefix}." if prefix else ""
+    return ", ".join(
+        each.replace("{t}", alias).replace("{array}", prefix) if "{" in each else alias + each
+        for each in LISTS[name]
+    )

@@ -10,23 +10,14 @@ import asyncpg
 
 from penstock.contracts.task_type import TaskType
 from penstock.core.fair_queueing import KeyQueue
-from penstock.core.release_order import Head, SortKey
+from penstock.core.release_order import Head, Position, position_in
 from penstock.postgres.release import Batch, Released, ready_of
 from penstock.postgres.session import Session
 
 
-class Position(NamedTuple):
-    """A position among the ready tasks of a type in the order of release, behind a task."""
-
-    level: int = -1
-    root_id: int = 0
-    priority: int = -1
-    id: int = 0
-
-    @classmethod
-    def behind(cls, row: asyncpg.Record) -> Position | None:
-        """The position behind the last examined task; None when that was the last one."""
-        return None if row["id"] is None else cls(row["level"], row["root_id"], row["priority"], row["id"])
+def behind(row: asyncpg.Record) -> Position | None:
+    """The position behind the last examined task; None when that was the last one."""
+    return None if row["id"] is None else position_in(row)
 
 
 # The room of a key without a limit.
@@ -75,10 +66,10 @@ async def track_ready(session: Session, type_name: str, position: Position, limi
         The position to continue from: the same one when another transaction locks some of the
         tasks, None at the end.
     """
-    [row] = await session.fetch("limits.track_ready", type_name, *position, limit)
+    [row] = await session.fetch("limits.track_ready", type_name, position, limit)
     if row["done"] < row["found"]:
         return position
-    return Position.behind(row)
+    return behind(row)
 
 
 async def in_flight(session: Session, type_name: str, limit: int) -> int:
@@ -97,8 +88,8 @@ async def set_empty_keys(
         The position to continue from, None at the end; and how many tasks without a key other
         transactions lock.
     """
-    [row] = await session.fetch("limits.set_empty_keys", type_name, *position, limit)
-    return Position.behind(row), row["locked"]
+    [row] = await session.fetch("limits.set_empty_keys", type_name, position, limit)
+    return behind(row), row["locked"]
 
 
 async def heads(
@@ -113,15 +104,7 @@ async def heads(
         excluded: tasks that are left out.
     """
     rows = await session.fetch("limits.heads", task_type.name, limit, task_type.finish_first, list(excluded))
-    return [
-        Head(
-            SortKey(row["root_id"], row["priority"], row["id"]),
-            row["level"],
-            row["waited_s"],
-            begun=row["begun"],
-        )
-        for row in rows
-    ]
+    return [Head(position_in(row)[1:], row["level"], row["waited_s"], begun=row["begun"]) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +150,11 @@ async def key_queues(
     return [
         KeyQueue(
             concurrency_key=row["key"],
-            ids=row["ids"] or (),
+            ids=[place[-1] for place in row["places"] or ()],
             room=UNLIMITED if row["room"] is None else row["room"],
             weight=row["weight"],
-            more=len(row["ids"] or ()) == row["depth"],
-            places=list(map(SortKey, row["root_ids"] or (), row["priorities"] or (), row["ids"] or ())),
+            more=len(row["places"] or ()) == row["depth"],
+            places=list(map(tuple, row["places"] or ())),
         )
         for row in rows
     ]

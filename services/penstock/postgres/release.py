@@ -128,7 +128,7 @@ async def first_ready(session: Session, type_name: str) -> Priority | None:
     None without such a task, and of a type that is released by concurrency key.
     """
     rows = await session.fetch("release.first_ready", type_name)
-    return _LEVELS[rows[0]["priority"]] if rows else None
+    return _LEVELS[rows[0]["level"]] if rows else None
 
 
 async def in_flight(session: Session, attempt_ids: Sequence[AttemptId]) -> set[AttemptId]:
@@ -227,7 +227,7 @@ def ready_of(task_type: TaskType, row: asyncpg.Record, levels: Mapping[int, int]
         context=context,
         lease_ms=task_type.lease_ms,
         tries=row["tries"],
-        priority=_LEVELS[row["priority"] if levels is None else levels[row["id"]]],
+        priority=_LEVELS[row["level"] if levels is None else levels[row["id"]]],
         traceparent=row["traceparent"],
         isolation=isolation_of(row["losses"], task_type.max_losses),
     )

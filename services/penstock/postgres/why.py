@@ -10,7 +10,7 @@ import orjson
 
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import NO_HANDLER
-from penstock.core.release_order import Head, SortKey, level_of
+from penstock.core.release_order import START, Head, level_of, position_in
 from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED, Ahead, Facts, FlowPriority
 from penstock.errors import NotFound
@@ -95,28 +95,22 @@ async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:
         return await _by_priority(pool, row)
     waited_s = (row["now"] - row["waits_since"]).total_seconds()
     begun = row["step"] > 0 and row["tracked"]
-    place = _place(row)
-    level = level_of(Head(place, row["level"], waited_s, begun), row["ageing_s"])
+    _, *place = position_in(row)
+    level = level_of(Head(tuple(place), row["level"], waited_s, begun), row["ageing_s"])
     options = (row["ageing_s"], row["finish_first"], begun)
     return _counted(
-        await fetchval(pool, "why.ahead_in_order", row["type"], level, *place, COUNTED + 1, *options)
+        await fetchval(pool, "why.ahead_in_order", row["type"], [level, *place], COUNTED + 1, *options)
     )
 
 
 async def _by_priority(pool: Any, row: asyncpg.Record) -> Ahead:
-    return _counted(await fetchval(pool, "why.ahead", row["type"], row["level"], *_place(row), COUNTED + 1))
-
-
-def _place(row: asyncpg.Record) -> SortKey:
-    return SortKey(row["root_id"], row["priority"], row["id"])
+    return _counted(await fetchval(pool, "why.ahead", row["type"], position_in(row), COUNTED + 1))
 
 
 async def _by_key(pool: Any, row: asyncpg.Record, *, levels_above: bool = False) -> Ahead:
     """Counts tasks of all levels up to the task's own, or only of the levels above it."""
-    before = SortKey(0, 0, 0) if levels_above else _place(row)
-    [counted] = await fetch(
-        pool, "why.ahead_by_key", row["type"], row["level"], *before, COUNTED + 1, row["key"]
-    )
+    before = (row["level"], *START[1:]) if levels_above else position_in(row)
+    [counted] = await fetch(pool, "why.ahead_by_key", row["type"], before, COUNTED + 1, row["key"])
     return Ahead(
         min(counted["tasks"], COUNTED),
         more=counted["examined"] > COUNTED,
@@ -130,8 +124,7 @@ async def _by_round_robin(pool: Any, row: asyncpg.Record) -> Ahead:
         pool,
         "why.ahead_by_round_robin",
         row["type"],
-        row["level"],
-        *_place(row),
+        position_in(row),
         COUNTED + 1,
         row["key"],
         row["weight"],

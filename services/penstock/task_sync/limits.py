@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from penstock.contracts.task_type import TaskType
 from penstock.core.fair_queueing import Cursor
 from penstock.core.locked_tasks import FIRST_RETRY_S, LockedTasks
-from penstock.core.release_order import first
+from penstock.core.release_order import START, Position, first
 from penstock.core.task import Priority
 from penstock.core.token_bucket import TokenBucket
 from penstock.postgres import limits, release
-from penstock.postgres.limits import Position, TypeVersion
+from penstock.postgres.limits import TypeVersion
 from penstock.postgres.release import Batch, Released
 from penstock.postgres.session import Session
 from penstock.task_sync.key_scan import KeyScan, PageBudget, Round
@@ -88,7 +88,7 @@ class _TypeState:
     begun_position: Position | None = None
     bucket: TokenBucket | None = None
     empty_keys_at_s: float = float("-inf")
-    empty_keys_position: Position = field(default_factory=Position)
+    empty_keys_position: Position = START
     empty_keys_set: bool = False
     empty_keys_locked: bool = False
     cursors: dict[Priority, Cursor] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class ReleaseLimiter:
             # When the type has keys again, tasks submitted without a key meanwhile are found by a
             # new first scan.
             state.empty_keys_set = False
-            state.empty_keys_at_s, state.empty_keys_position = float("-inf"), Position()
+            state.empty_keys_at_s, state.empty_keys_position = float("-inf"), START
         untracked = await self._track(task_type, state, keyed=keyed)
         if untracked is not None:
             return untracked
@@ -295,7 +295,7 @@ class ReleaseLimiter:
             if found:
                 return ReleaseResult(None, bool(done))
         if begun and not state.begun_tracked:
-            state.begun_position = Position()
+            state.begun_position = START
         state.all_tracked, state.begun_tracked = counted or begun, begun
         return None
 
@@ -391,7 +391,7 @@ class ReleaseLimiter:
             self._session, task_type.name, state.empty_keys_position, EMPTY_KEYS_PER_STATEMENT
         )
         state.empty_keys_locked = state.empty_keys_locked or bool(locked)
-        state.empty_keys_position = position or Position()
+        state.empty_keys_position = position or START
         if position is None:
             state.empty_keys_set = True
             pause_s = EMPTY_KEYS_STATEMENT_S if state.empty_keys_locked else EMPTY_KEYS_SCAN_S

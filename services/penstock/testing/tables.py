@@ -21,7 +21,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.completion import FailureCounts, Fence, Outcome
 from penstock.core.endings import RetryState, stored_state
 from penstock.core.operations import TaskSnapshot, Verb, apply, state_after_attempt
-from penstock.core.release_order import Head, SortKey, first
+from penstock.core.release_order import Head, first, position_of
 from penstock.core.suspects import isolation_of
 from penstock.core.task import FINAL, IN_FLIGHT, Priority, State, Transition, after, sources
 from penstock.errors import NotFound, UnknownType
@@ -166,12 +166,10 @@ class Tasks:
         return released
 
     def _head(self, row: TaskRow) -> Head:
-        place, since = row.flow, row.created_at
-        level, root_id = int(row.priority), row.id
-        if place is not None:
-            level, root_id, since = place.priority, place.root_id, place.since
+        level, *place = position_of(row)
+        since = row.created_at if row.flow is None else row.flow.since
         return Head(
-            SortKey(root_id, int(row.priority), row.id),
+            tuple(place),
             level,
             (self._clock.now - since).total_seconds(),
             begun=self._types[row.type].finish_first and row.step > 0,

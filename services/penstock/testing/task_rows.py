@@ -84,6 +84,16 @@ class TaskRow:
         """The current attempt, with its stage."""
         return Fence(self.id, self.step, self.stage, self.attempt)
 
+    @property
+    def flow_priority(self) -> int | None:
+        """The priority of the root flow; None for a task without a flow."""
+        return None if self.flow is None else self.flow.priority
+
+    @property
+    def flow_root_id(self) -> int | None:
+        """The root flow; None for a task without a flow."""
+        return None if self.flow is None else self.flow.root_id
+
 
 def columns_of(row: TaskRow) -> Row:
     """The columns of a task of which its events and its document are made, without its contexts."""

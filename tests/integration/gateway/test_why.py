@@ -329,7 +329,7 @@ async def test_the_count_ahead_is_bounded(pool, monkeypatch):
 async def test_the_count_ahead_reads_only_an_index(pool):
     """S8: the count ahead reads only the index of ready tasks."""
     [task_id] = await submit(pool)
-    rows = await pool.fetch(f"EXPLAIN {query('why.ahead')}", "t", 2, task_id, 2, task_id, 10)
+    rows = await pool.fetch(f"EXPLAIN {query('why.ahead')}", "t", [2, task_id, 2, task_id], 10)
     plan = "\n".join(row[0] for row in rows)
     assert "Index Only Scan using task_release on task" in plan
     assert plan.count("Scan") == 1

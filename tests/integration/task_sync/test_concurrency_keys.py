@@ -9,6 +9,7 @@ from tests.integration.task_sync.test_limits import become, finish, in_state, re
 from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
+from penstock.core.release_order import START
 from penstock.core.task import Priority
 from penstock.errors import NotFound
 from penstock.postgres import advance, concurrency_keys, types
@@ -323,7 +324,7 @@ async def test_a_choice_among_100_000_blocked_rows_reads_few(large_backlog):
     rows = await large_backlog.fetch(
         query("limits.key_queues"), "t", Priority.MEDIUM, "", None, 256, 2, 10, []
     )
-    assert [(row["key"], row["room"], len(row["ids"] or ())) for row in rows] == [
+    assert [(row["key"], row["room"], len(row["places"] or ())) for row in rows] == [
         ("full", 0, 0),
         ("other", 2, 2),
     ]
@@ -336,8 +337,8 @@ async def test_a_search_for_tasks_without_a_key_reads_one_batch(large_backlog):
     also from the middle."""
     middle = await large_backlog.fetchval("SELECT min(id) FROM task WHERE type = 't'") + ROWS // 2
     for name in ("limits.set_empty_keys", "limits.track_ready"):
-        for place in ((-1, 0, -1, 0), (int(Priority.MEDIUM), middle, int(Priority.MEDIUM), middle)):
-            read = index_entries(await plan(large_backlog, name, "t", *place, 50))
+        for position in (START, (int(Priority.MEDIUM), middle, int(Priority.MEDIUM), middle)):
+            read = index_entries(await plan(large_backlog, name, "t", position, 50))
             assert read.pop("task_release") == 50
             assert sum(read.values()) == 0, read
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.release_order import Head, SortKey, first, level_of
+from penstock.core.release_order import Head, first, level_of
 
 # A plain task has one member, a flow has up to four: own priority, and whether it has begun.
 MEMBERS = st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=1, max_size=4)
@@ -13,7 +13,7 @@ TASKS = st.lists(st.tuples(st.integers(0, 4), st.floats(0, 10), MEMBERS), max_si
 
 
 def head(task_id, level, waited_s, *, begun=False):
-    return Head(SortKey(task_id, level, task_id), level, waited_s, begun)
+    return Head((task_id, level, task_id), level, waited_s, begun)
 
 
 def aged(tasks):
@@ -23,11 +23,11 @@ def aged(tasks):
     for number, (level, gap, members) in enumerate(tasks):
         waited_s -= gap
         places = sorted(
-            (SortKey(number, priority, 1_000 - len(found) - nth), begun)
+            ((number, priority, 1_000 - len(found) - nth), begun)
             for nth, (priority, begun) in enumerate(members)
         )
         if len(members) == 1:
-            places = [(SortKey(number, level, number), members[0][1])]
+            places = [((number, level, number), members[0][1])]
         found += [Head(place, level, max(0.0, waited_s), begun) for place, begun in places]
     return found
 
@@ -80,8 +80,8 @@ def test_child_flows_share_the_place_of_their_root():
     """S3: tasks of a flow stay together in the place of its root, by their own priority."""
     heads = [
         head(5, 2, 5.0),
-        Head(SortKey(1, 4, 6), 2, 9.0),
-        Head(SortKey(1, 0, 90), 2, 9.0),
+        Head((1, 4, 6), 2, 9.0),
+        Head((1, 0, 90), 2, 9.0),
         head(2, 2, 8.0),
     ]
     assert list(first(heads, 4, None)) == [90, 6, 2, 5]

@@ -37,7 +37,7 @@ from penstock.kafka.processing.outbox import send_callbacks
 from penstock.kafka.topology.topics import CALLBACKS
 from penstock.local.deployment import Deployment
 from penstock.postgres.outbox import callback_columns
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound
 from penstock.settings import Kafka
 
 SECRET = "whsec_" + "bmV3" * 8
@@ -80,7 +80,7 @@ class Environment:
     async def enqueue(self, callbacks: Sequence[Callback]) -> None:
         for at in range(0, len(callbacks), BATCH_SIZE):
             columns = callback_columns(callbacks[at : at + BATCH_SIZE], 600.0)
-            await self.connection.execute(query("outbox.enqueue_callbacks"), *columns)
+            await self.connection.execute(*bound("outbox.enqueue_callbacks", **columns))
 
     async def publish(self, callbacks: Sequence[Callback]) -> None:
         topic = self.settings.prefix + CALLBACKS.name

@@ -31,7 +31,7 @@ from penstock.kafka.processing.outbox import send_callbacks
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import CALLBACKS, PLATFORM
 from penstock.postgres.outbox import callback_columns
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound
 from penstock.settings import Kafka
 from tests.support.waiting import in_time, wait_until
 
@@ -128,7 +128,7 @@ class Bench:
     async def enqueue(self, *callbacks: Callback, publish: bool = True, due_in_s: float = 60.0) -> None:
         """Enqueues callbacks as the stage processor does: rows first, then records."""
         await self.connection.execute(
-            query("outbox.enqueue_callbacks"), *callback_columns(callbacks, due_in_s)
+            *bound("outbox.enqueue_callbacks", **callback_columns(callbacks, due_in_s))
         )
         if publish:
             await self.publish(*callbacks)

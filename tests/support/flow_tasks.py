@@ -6,7 +6,7 @@ import orjson
 
 from penstock.core.completion import Outcome
 from penstock.core.flow.waiting import waiting_definition
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound
 
 
 async def insert_ready(pool, number, priority):
@@ -24,12 +24,14 @@ async def spawn(pool, flows, task_id, number):
     """Lets a task wait for new children, as its commit does; returns the children."""
     await pool.execute("UPDATE task SET state = 'waiting' WHERE id = $1", task_id)
     await pool.execute(
-        query("flows.suspend"),
-        [task_id],
-        ["joined"],
-        [orjson.dumps(waiting_definition(Outcome.SPAWN, {})).decode()],
-        [orjson.dumps({"children": [{"type": "t"}] * number})],
-        [None],
+        *bound(
+            "flows.suspend",
+            task_id=[task_id],
+            stage=["joined"],
+            definition=[orjson.dumps(waiting_definition(Outcome.SPAWN, {})).decode()],
+            inputs=[orjson.dumps({"children": [{"type": "t"}] * number})],
+            inputs_ref=[None],
+        )
     )
     await flows.advance()
     return await pool.fetch(

@@ -27,7 +27,7 @@ def all_queries() -> dict[str, str]:
     return {
         f"{file.stem}.{name}": text
         for file in sorted(folder.glob("*.sql"))
-        for name, text in load(file.stem).items()
+        for name, (text, _parameters) in load(file.stem).items()
     }
 
 

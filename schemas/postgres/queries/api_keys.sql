@@ -3,7 +3,7 @@
 -- name: create
 WITH created AS (
     INSERT INTO api_key (id, name, digest, role, namespaces, rate, expires_at)
-    VALUES ($1, $2, $3, $4, $5, $6, $7)
+    VALUES ($id, $name, $digest, $role, $namespaces, $rate, $expires_at)
     RETURNING *
 )
 SELECT c.*, pg_notify('penstock_api_keys', '') FROM created c;

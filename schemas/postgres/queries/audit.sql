@@ -3,8 +3,7 @@
 -- name: write
 INSERT INTO audit_request (at, actor, route, path, status, remote, change)
 SELECT at, actor, route, path, status, remote, change::json
-FROM unnest($1::timestamptz[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::text[], $7::text[])
-    AS entry (at, actor, route, path, status, remote, change);
+FROM unnest({{$audit_entry}}) AS entry ({{audit_entry}});
 
 -- name: prune
 -- Deletes at most $2 rows older than $1 days, the oldest first, and returns their number.

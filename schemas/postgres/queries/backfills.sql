@@ -3,7 +3,7 @@
 -- name: create
 WITH created AS (
     INSERT INTO backfill (schedule, since, until, rate, max_running, rerun, position, total, asked_by, actor)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+    VALUES ($schedule, $since, $until, $rate, $max_running, $rerun, $position, $total, $asked_by, $actor)
     RETURNING *
 )
 SELECT c.*, pg_notify('penstock_schedules', c.schedule) FROM created c;
@@ -12,13 +12,13 @@ SELECT c.*, pg_notify('penstock_schedules', c.schedule) FROM created c;
 SELECT * FROM backfill WHERE id = $1;
 
 -- name: list
--- The latest first, before id $3; $2 are the visible namespaces, and NULL is all.
+-- The latest first, before an id; `visible` are the visible namespaces, and NULL is all.
 SELECT * FROM backfill
-WHERE ($1::text IS NULL OR schedule = $1)
-  AND ($2::text[] IS NULL
-       OR CASE WHEN strpos(schedule, '--') > 1 THEN split_part(schedule, '--', 1) ELSE 'default' END = ANY ($2))
-  AND ($3::bigint IS NULL OR id < $3)
-ORDER BY id DESC LIMIT $4;
+WHERE ($schedule::text IS NULL OR schedule = $schedule)
+  AND ($visible::text[] IS NULL
+       OR CASE WHEN strpos(schedule, '--') > 1 THEN split_part(schedule, '--', 1) ELSE 'default' END = ANY ($visible))
+  AND ($before::bigint IS NULL OR id < $before)
+ORDER BY id DESC LIMIT $limit;
 
 -- name: counts
 -- Flows of backfills by state.
@@ -65,14 +65,14 @@ ORDER BY tick, id DESC;
 -- name: advance
 -- A backfill with a rate catches up on at most one second, so that it does not burst after a crash.
 UPDATE backfill
-SET position = $2, started = started + $3, already_run = already_run + $4, refused = refused + $5,
-    waits = $6::double precision IS NOT NULL,
-    next_at = CASE WHEN $6::double precision IS NOT NULL THEN now() + make_interval(secs => $6)
+SET position = $position, started = started + $started, already_run = already_run + $already_run, refused = refused + $refused,
+    waits = $wait_s::double precision IS NOT NULL,
+    next_at = CASE WHEN $wait_s::double precision IS NOT NULL THEN now() + make_interval(secs => $wait_s)
                    WHEN rate IS NULL THEN now()
-                   ELSE greatest(next_at, now() - interval '1 second') + make_interval(secs => $3 / rate) END,
-    state = CASE WHEN $7::boolean THEN 'done' ELSE state END,
-    finished_at = CASE WHEN $7::boolean THEN now() END
-WHERE id = $1;
+                   ELSE greatest(next_at, now() - interval '1 second') + make_interval(secs => $started / rate) END,
+    state = CASE WHEN $ended::boolean THEN 'done' ELSE state END,
+    finished_at = CASE WHEN $ended::boolean THEN now() END
+WHERE id = $id;
 
 -- name: fail
 UPDATE backfill SET state = 'failed', error = $2, finished_at = now() WHERE id = $1 AND state = 'running';

@@ -3,7 +3,7 @@
 
 -- name: enqueue
 -- Enqueues the records of callbacks that ended without an attempt.
-INSERT INTO callback_outbox (id, topic, keys, records) VALUES ($1, $2, $3::bytea[], $4::bytea[]);
+INSERT INTO callback_outbox (id, topic, keys, records) VALUES ($id, $topic, $keys::bytea[], $records::bytea[]);
 
 -- name: unpublished
 -- Rows of a topic that are older than $2 seconds: their writer has died, or the topic took nothing.
@@ -17,7 +17,7 @@ WHERE topic = $1 AND refused IS NOT NULL AND id > $2 ORDER BY id LIMIT $3;
 
 -- name: park
 -- Keeps the records of a row that Kafka refuses, with its reason.
-UPDATE callback_outbox SET keys = $2::bytea[], records = $3::bytea[], refused = $4 WHERE id = $1;
+UPDATE callback_outbox SET keys = $keys::bytea[], records = $records::bytea[], refused = $refused WHERE id = $id;
 
 -- name: delete_published
 -- The sweeper publishes rows again that another transaction locks now.

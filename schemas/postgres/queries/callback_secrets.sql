@@ -12,22 +12,22 @@ WHERE namespace = $1 AND (expires_at IS NULL OR expires_at >= now() - interval '
 -- name: create
 -- Inserts a secret, and removes those of its namespace that ended more than a day ago.
 WITH removed AS (
-    DELETE FROM callback_secret WHERE namespace = $2 AND expires_at < now() - interval '1 day'
+    DELETE FROM callback_secret WHERE namespace = $namespace AND expires_at < now() - interval '1 day'
 ), created AS (
     INSERT INTO callback_secret
         (id, namespace, url, scheme, key_id, sealed, reference, public_key, created_by, wider_until)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, now() + make_interval(secs => $10))
+    VALUES ($id, $namespace, $url, $scheme, $key_id, $sealed, $reference, $public_key, $created_by, now() + make_interval(secs => $wider_s))
     RETURNING *
 )
 SELECT c.*, now() AS read_at, pg_notify('penstock_callback_secrets', namespace || ' ' || url) FROM created c;
 
 -- name: find
--- A page by namespace, URL and id, after those of $2, $3 and $4. $1 has the namespaces; NULL is
--- all.
+-- A page by namespace, URL and id, after those of `after_namespace`, `after_url` and `after_id`.
+-- NULL as `namespaces` is all.
 SELECT s.*, now() AS read_at FROM callback_secret s
-WHERE ($1::text[] IS NULL OR namespace = ANY ($1)) AND (namespace, url, id) > ($2, $3, $4)
-  AND ($5::text IS NULL OR url = $5)
-ORDER BY namespace, url, id LIMIT $6;
+WHERE ($namespaces::text[] IS NULL OR namespace = ANY ($namespaces)) AND (namespace, url, id) > ($after_namespace, $after_url, $after_id)
+  AND ($url::text IS NULL OR url = $url)
+ORDER BY namespace, url, id LIMIT $limit;
 
 -- name: lock
 SELECT s.*, now() AS read_at FROM callback_secret s WHERE id = $1 FOR UPDATE;
@@ -54,7 +54,7 @@ WHERE key_id <> $1 AND id > $2 ORDER BY id LIMIT $3;
 
 -- name: reseal
 -- Stores a secret that was encrypted again, unless it was changed meanwhile.
-UPDATE callback_secret SET key_id = $3, sealed = $4 WHERE id = $1 AND sealed = $2 RETURNING id;
+UPDATE callback_secret SET key_id = $new_key_id, sealed = $new_sealed WHERE id = $id AND sealed = $sealed RETURNING id;
 
 -- name: of_scopes
 -- The valid secrets of some scopes. `left_s` is the time until a secret expires; NULL is no end.

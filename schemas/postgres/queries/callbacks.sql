@@ -97,12 +97,12 @@ WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.state = 'pending' AND c.or
 -- absolute, so that the statement can be repeated. A drained callback that is held again without an
 -- attempt has been held all the time.
 WITH locked AS MATERIALIZED (
-    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+    SELECT id FROM callback WHERE id = ANY ($id::text[]) ORDER BY id FOR NO KEY UPDATE
 )
 UPDATE callback c
 SET state = 'held', diverted = c.diverted OR i.diverted, published = 0, waits_since = NULL,
     held_since = coalesce(c.held_since, now()), spent = coalesce(i.spent, c.spent)
-FROM unnest($1::text[], $2::integer[], $3::integer[], $4::boolean[]) AS i (id, attempt, spent, diverted)
+FROM unnest($id::text[], $attempt::integer[], $spent::integer[], $diverted::boolean[]) AS i (id, attempt, spent, diverted)
 WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
 
 -- name: drain_held
@@ -110,7 +110,7 @@ WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = 
 -- callbacks. `every` includes those that only wait for callbacks before them (`read_queued`).
 WITH wanted AS (
     SELECT namespace, target, most, every
-    FROM unnest($1::text[], $2::text[], $3::integer[], $4::boolean[]) AS i (namespace, target, most, every)
+    FROM unnest($namespace::text[], $target::text[], $most::integer[], $every::boolean[]) AS i (namespace, target, most, every)
 ), granted AS (
     UPDATE callback c
     SET state = 'pending', due_at = now(), diverted = true
@@ -124,12 +124,12 @@ WITH wanted AS (
 SELECT namespace, target, count(*)::integer AS count FROM granted GROUP BY namespace, target;
 
 -- name: read_queued
--- The callbacks of a target after number $3 that were held until it has called those before them.
+-- The callbacks of a target after a number that were held until it has called those before them.
 -- They stay held until they are claimed, so a crash loses none.
 SELECT id, task_id, attempt, body, headers, ordered, seq
 FROM callback
-WHERE state = 'held' AND namespace = $1 AND target = $2 AND seq > $3 AND NOT diverted
-ORDER BY seq LIMIT $4;
+WHERE state = 'held' AND namespace = $namespace AND target = $target AND seq > $after AND NOT diverted
+ORDER BY seq LIMIT $limit;
 
 -- name: record_outcomes
 -- Records the outcomes of attempts: delivered, dead, or pending for `due_in` seconds. After a
@@ -138,7 +138,7 @@ ORDER BY seq LIMIT $4;
 -- set, for `penstock check`; `published` is 0 by now.
 -- Records of callbacks that ended are written to the outbox, to the given rows of it.
 WITH locked AS MATERIALIZED (
-    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+    SELECT id FROM callback WHERE id = ANY ($id::text[]) ORDER BY id FOR NO KEY UPDATE
 ), ended AS (
     UPDATE callback c
     SET state = i.state,
@@ -147,7 +147,7 @@ WITH locked AS MATERIALIZED (
         published_at = now(),
         spent = nullif(i.spent, 0),
         finished_at = CASE WHEN i.state <> 'pending' THEN now() END
-    FROM unnest($1::text[], $2::integer[], $3::text[], $4::text[], $5::double precision[], $6::integer[])
+    FROM unnest($id::text[], $attempt::integer[], $state::text[], $error::text[], $due_in::double precision[], $spent::integer[])
          AS i (id, attempt, state, error, due_in, spent)
     WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL
       AND c.attempt > coalesce(c.replayed_after, 0)
@@ -155,7 +155,7 @@ WITH locked AS MATERIALIZED (
 ), enqueued AS (
     INSERT INTO callback_outbox (id, topic, keys, records)
     SELECT r.row, r.topic, array_agg(r.key), array_agg(r.value)
-    FROM unnest($7::uuid[], $8::text[], $9::text[], $10::bytea[], $11::bytea[]) AS r (row, callback_id, topic, key, value)
+    FROM unnest($row::uuid[], $callback_id::text[], $topic::text[], $key::bytea[], $value::bytea[]) AS r (row, callback_id, topic, key, value)
     JOIN ended e ON e.id = r.callback_id
     GROUP BY r.row, r.topic
 )
@@ -164,12 +164,12 @@ SELECT id FROM ended;
 -- name: postpone
 -- Postpones callbacks: their records are published again in `due_in` seconds. `spent` as in `hold`.
 WITH locked AS MATERIALIZED (
-    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+    SELECT id FROM callback WHERE id = ANY ($id::text[]) ORDER BY id FOR NO KEY UPDATE
 )
 UPDATE callback c
 SET due_at = now() + make_interval(secs => i.due_in), published = 0, published_at = now(),
     spent = coalesce(i.spent, c.spent)
-FROM unnest($1::text[], $2::integer[], $3::double precision[], $4::integer[]) AS i (id, attempt, due_in, spent)
+FROM unnest($id::text[], $attempt::integer[], $due_in::double precision[], $spent::integer[]) AS i (id, attempt, due_in, spent)
 WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.finished_at IS NULL;
 
 -- name: notify_due

@@ -206,10 +206,10 @@ WITH due AS (
     UPDATE callback c
     SET due_at = now(), diverted = true, published = 0, waits_since = NULL
     WHERE c.id = ANY (ARRAY(
-        SELECT w.id FROM callback w JOIN unnest($2::text[], $3::text[]) AS i (namespace, url)
+        SELECT w.id FROM callback w JOIN unnest($namespace::text[], $url::text[]) AS i (namespace, url)
             ON w.target = i.url AND w.namespace = i.namespace
-        WHERE w.state = 'pending' AND w.target = ANY ($3::text[]) AND w.waits_since < now() - make_interval(secs => $4)
-        LIMIT $1 FOR UPDATE OF w SKIP LOCKED))
+        WHERE w.state = 'pending' AND w.target = ANY ($url::text[]) AND w.waits_since < now() - make_interval(secs => $uncalled_s)
+        LIMIT $limit FOR UPDATE OF w SKIP LOCKED))
     RETURNING c.id
 ), notified AS (
     SELECT pg_notify('penstock_callback_due', '0') WHERE EXISTS (SELECT FROM due)
@@ -251,12 +251,12 @@ SELECT id FROM due, (SELECT count(*) FROM notified) AS n;
 -- Makes ready again the tasks that have been queued in the same attempt since before a moment, and
 -- notifies the owners of their types.
 WITH locked AS MATERIALIZED (
-    SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE
+    SELECT id FROM task WHERE id = ANY ($id::bigint[]) ORDER BY id FOR NO KEY UPDATE
 ), again AS (
     UPDATE task t SET state = 'ready', updated_at = now()
-    FROM unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
+    FROM unnest($id::bigint[], $step::integer[], $attempt::integer[]) AS i (id, step, attempt)
     WHERE t.id = ANY (ARRAY(SELECT id FROM locked)) AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
-      AND t.state || '' = 'queued' AND t.updated_at < $4
+      AND t.state || '' = 'queued' AND t.updated_at < $since
     RETURNING t.id, t.type
 ), notified AS (
     SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM again) AS types

@@ -3,18 +3,18 @@
 -- key.
 
 -- name: set
--- NULL leaves a setting unchanged; the limit is set when $6 is true. Returns no row when the type
--- has an order that excludes concurrency keys.
+-- NULL leaves a setting unchanged; the limit is set when `sets_limit` is true. Returns no row when
+-- the type has an order that excludes concurrency keys.
 WITH changed AS (
     INSERT INTO type_key AS k (type, key, paused, weight, max_in_flight)
-    SELECT y.name, $2, coalesce($3::boolean, false), coalesce($4::integer, 1), $5::integer FROM task_type y
-    WHERE y.name = $1 AND y.ageing_s IS NULL AND NOT y.finish_first
+    SELECT y.name, $key, coalesce($paused::boolean, false), coalesce($weight::integer, 1), $max_in_flight::integer FROM task_type y
+    WHERE y.name = $type AND y.ageing_s IS NULL AND NOT y.finish_first
     ON CONFLICT (type, key) DO UPDATE
-    SET paused = coalesce($3::boolean, k.paused), weight = coalesce($4::integer, k.weight),
-        max_in_flight = CASE WHEN $6::boolean THEN $5::integer ELSE k.max_in_flight END, updated_at = now()
+    SET paused = coalesce($paused::boolean, k.paused), weight = coalesce($weight::integer, k.weight),
+        max_in_flight = CASE WHEN $sets_limit::boolean THEN $max_in_flight::integer ELSE k.max_in_flight END, updated_at = now()
     RETURNING k.*
 ), keyed AS (
-    UPDATE task_type SET keyed = true WHERE name = $1 AND NOT keyed AND EXISTS (SELECT FROM changed) RETURNING name
+    UPDATE task_type SET keyed = true WHERE name = $type AND NOT keyed AND EXISTS (SELECT FROM changed) RETURNING name
 )
 SELECT k.*, pg_notify('penstock_types', k.type), (SELECT count(*) FROM keyed),
        (SELECT count(*) FROM task t
@@ -34,10 +34,10 @@ WITH deleted AS (
 SELECT d.type, pg_notify('penstock_types', d.type), (SELECT count(*) FROM keyed) FROM deleted d;
 
 -- name: find
--- A page in the order of keys, after the last key of the page before ($2).
+-- A page in the order of keys, after the last key of the page before.
 SELECT k.*,
        (SELECT count(*) FROM task t
         WHERE t.type = k.type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = k.key) AS in_flight
 FROM type_key k
-WHERE k.type = $1 AND k.key > $2 AND ($4::text IS NULL OR k.key = $4)
-ORDER BY k.key LIMIT $3;
+WHERE k.type = $type AND k.key > $after AND ($key::text IS NULL OR k.key = $key)
+ORDER BY k.key LIMIT $limit;

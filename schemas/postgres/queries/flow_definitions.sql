@@ -6,7 +6,7 @@
 SELECT pg_advisory_xact_lock(hashtextextended('penstock.flow_definitions', 0));
 
 -- name: insert
-INSERT INTO flow_definition (name, version, definition, created_by) VALUES ($1, $2, $3::json, $4)
+INSERT INTO flow_definition (name, version, definition, created_by) VALUES ($name, $version, $definition::json, $created_by)
 ON CONFLICT (name, version) DO NOTHING
 RETURNING name, version, definition, created_at, created_by;
 

@@ -4,23 +4,22 @@
 -- Inserts the events whose id their namespace does not have, and returns them. They end the waits
 -- that the statement sees, so that these flows go on after one commit. `match_events` must follow:
 -- it finds the waits that were committed meanwhile.
--- A batch that was read from topic $1, partition $2, moves the reader's offset from $3 to $4, and
--- its identity from $5 to $6. When they are not $3 and $5, another process reads the partition now,
--- and nothing is inserted.
--- Returns one row without an id, then the inserted events; no row when the offset was not $3.
+-- A batch that was read from a topic moves the reader's offset from `first_offset` to
+-- `next_offset`, and its identity from `identity` to `next_identity`. When they are not
+-- `first_offset` and `identity`, another process reads the partition now, and nothing is inserted.
+-- Returns one row without an id, then the inserted events; no row when the offset was another.
 WITH moved AS (
-    UPDATE ingested SET next_offset = $4, identity = $6::text
-    WHERE topic = $1 AND partition = $2 AND next_offset = $3 AND identity IS NOT DISTINCT FROM $5::text
+    UPDATE ingested SET next_offset = $next_offset, identity = $next_identity::text
+    WHERE topic = $topic AND partition = $partition AND next_offset = $first_offset AND identity IS NOT DISTINCT FROM $identity::text
       -- As in `tasks.submit`.
       AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL
     RETURNING 1
 ), allowed AS (
-    SELECT 1 WHERE $1::text IS NULL UNION ALL SELECT 1 FROM moved
+    SELECT 1 WHERE $topic::text IS NULL UNION ALL SELECT 1 FROM moved
 ), inserted AS (
-    INSERT INTO flow_event (namespace, id, event, key, data, data_ref)
-    SELECT namespace, id, event, key, data, data_ref
-    FROM unnest($7::text[], $8::text[], $9::text[], $10::text[], $11::bytea[], $12::text[])
-         WITH ORDINALITY AS i (namespace, id, event, key, data, data_ref, ordinal)
+    INSERT INTO flow_event ({{flow_event}})
+    SELECT {{flow_event}}
+    FROM unnest({{$flow_event}}) WITH ORDINALITY AS i ({{flow_event}}, ordinal)
     WHERE EXISTS (SELECT FROM allowed)
       -- As in `tasks.submit`.
       AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL

@@ -46,18 +46,18 @@ SELECT * FROM flow_node_history WHERE flow_id = $1 ORDER BY flow_generation DESC
 SELECT * FROM flow_node_history WHERE flow_id = $1 AND name = $2 ORDER BY flow_generation DESC LIMIT $3;
 
 -- name: tasks_of_node
--- Examines the next $5 tasks of a node behind an item ($3) and generation ($4), and returns the
--- first $7 of them in a state of $6, in order, each with the last place and the number of tasks
--- that were examined. Without such a task one row has these, and no id.
+-- Examines the next `most_examined` tasks of a node behind an item and generation, and returns the
+-- first `limit` of them in one of the states, in order, each with the last place and the number of
+-- tasks that were examined. Without such a task one row has these, and no id.
 WITH examined AS (
     SELECT id, coalesce(flow_item, -1) AS item, flow_generation AS generation, state FROM task
-    WHERE flow_id = $1 AND flow_node = $2
-      AND (coalesce(flow_item, -1), flow_generation) > ($3::integer, $4::integer)
-    ORDER BY coalesce(flow_item, -1), flow_generation LIMIT $5
+    WHERE flow_id = $flow_id AND flow_node = $node
+      AND (coalesce(flow_item, -1), flow_generation) > ($item::integer, $generation::integer)
+    ORDER BY coalesce(flow_item, -1), flow_generation LIMIT $most_examined
 ), reached AS (
     SELECT item, generation, count(*) OVER () AS examined FROM examined ORDER BY item DESC, generation DESC LIMIT 1
 ), matching AS (
-    SELECT id FROM examined WHERE $6::text[] IS NULL OR state = ANY ($6) ORDER BY item, generation LIMIT $7
+    SELECT id FROM examined WHERE $states::text[] IS NULL OR state = ANY ($states) ORDER BY item, generation LIMIT $limit
 )
 SELECT r.item AS reached_item, r.generation AS reached_generation, r.examined, t.*
 FROM reached r LEFT JOIN task t ON t.id = ANY (ARRAY(SELECT id FROM matching))
@@ -67,13 +67,13 @@ ORDER BY coalesce(t.flow_item, -1), t.flow_generation;
 -- The same for the child flows of a node.
 WITH examined AS (
     SELECT id, coalesce(parent_item, -1) AS item, parent_generation AS generation, status FROM flow
-    WHERE parent_id = $1 AND parent_node = $2
-      AND (coalesce(parent_item, -1), parent_generation) > ($3::integer, $4::integer)
-    ORDER BY coalesce(parent_item, -1), parent_generation LIMIT $5
+    WHERE parent_id = $flow_id AND parent_node = $node
+      AND (coalesce(parent_item, -1), parent_generation) > ($item::integer, $generation::integer)
+    ORDER BY coalesce(parent_item, -1), parent_generation LIMIT $most_examined
 ), reached AS (
     SELECT item, generation, count(*) OVER () AS examined FROM examined ORDER BY item DESC, generation DESC LIMIT 1
 ), matching AS (
-    SELECT id FROM examined WHERE $6::text[] IS NULL OR status = ANY ($6) ORDER BY item, generation LIMIT $7
+    SELECT id FROM examined WHERE $states::text[] IS NULL OR status = ANY ($states) ORDER BY item, generation LIMIT $limit
 )
 SELECT r.item AS reached_item, r.generation AS reached_generation, r.examined, f.*
 FROM reached r LEFT JOIN flow f ON f.id = ANY (ARRAY(SELECT id FROM matching))
@@ -86,34 +86,34 @@ SELECT min(id) AS last, count(*) AS flows FROM (
 ) w;
 
 -- name: list
--- Newest first; $9 is the last id of the page before, $11 the smallest id to search. Without a
--- family ($6) only flows without a parent for which no task waits. $7 are the visible namespaces;
--- NULL is all.
+-- Newest first; `before` is the last id of the page before, `first_id` the smallest id to search.
+-- Without a family only flows without a parent for which no task waits. `visible` are the visible
+-- namespaces; NULL is all.
 SELECT f.* FROM flow f
-WHERE ($1::text IS NULL OR f.name = $1)
-  AND ($2::text[] IS NULL OR f.status = ANY ($2))
-  AND ($3::jsonb IS NULL OR f.labels @> $3)
-  AND ($4::text IS NULL OR f.idempotency_key = $4)
-  AND ($5::timestamptz IS NULL OR f.created_at >= $5)
-  AND CASE WHEN $6::bigint IS NULL THEN f.parent_id IS NULL AND f.task_id IS NULL ELSE f.root_id = $6 END
-  AND ($7::text[] IS NULL
-       OR CASE WHEN strpos(f.name, '--') <= 1 THEN 'default' ELSE split_part(f.name, '--', 1) END = ANY ($7))
-  AND ($8::text IS NULL OR f.schedule = $8)
-  AND ($9::bigint IS NULL OR f.id < $9)
-  AND ($11::bigint IS NULL OR f.id >= $11)
+WHERE ($name::text IS NULL OR f.name = $name)
+  AND ($statuses::text[] IS NULL OR f.status = ANY ($statuses))
+  AND ($labels::jsonb IS NULL OR f.labels @> $labels)
+  AND ($idempotency_key::text IS NULL OR f.idempotency_key = $idempotency_key)
+  AND ($created_since::timestamptz IS NULL OR f.created_at >= $created_since)
+  AND CASE WHEN $family::bigint IS NULL THEN f.parent_id IS NULL AND f.task_id IS NULL ELSE f.root_id = $family END
+  AND ($visible::text[] IS NULL
+       OR CASE WHEN strpos(f.name, '--') <= 1 THEN 'default' ELSE split_part(f.name, '--', 1) END = ANY ($visible))
+  AND ($schedule::text IS NULL OR f.schedule = $schedule)
+  AND ($before::bigint IS NULL OR f.id < $before)
+  AND ($first_id::bigint IS NULL OR f.id >= $first_id)
 ORDER BY f.id DESC
-LIMIT $10;
+LIMIT $limit;
 
 -- name: why
 SELECT f.id, f.root_id, f.name, f.version, f.status, f.paused, f.stop, f.live, f.error, f.updated_at, f.finished_at, now() AS now
 FROM flow f WHERE f.id = $1;
 
 -- name: why_node
--- Returns the first node in a state of $2 that started, with what it waits for; $3 and $4 are name
--- and version of the definition.
+-- Returns the first node in one of the states that started, with what it waits for; `name` and
+-- `version` are those of the definition.
 SELECT n.*,
-       coalesce((SELECT f.definition FROM flow f WHERE f.id = $1),
-                (SELECT d.definition FROM flow_definition d WHERE d.name = $3 AND d.version = $4))
+       coalesce((SELECT f.definition FROM flow f WHERE f.id = $flow_id),
+                (SELECT d.definition FROM flow_definition d WHERE d.name = $name AND d.version = $version))
            -> 'nodes' -> n.name ->> 'kind' AS kind,
        (SELECT w.event FROM flow_wait w WHERE w.flow_id = n.flow_id AND w.node = n.name COLLATE "default") AS event,
        (SELECT w.key FROM flow_wait w WHERE w.flow_id = n.flow_id AND w.node = n.name COLLATE "default") AS key,
@@ -123,7 +123,7 @@ SELECT n.*,
            AND l.generation = n.generation AND l.kind = 'finish_within') AS finish_by
 FROM (
     -- The definition is read for one node only: it may be large.
-    SELECT * FROM flow_node WHERE flow_id = $1 AND status = ANY ($2::text[]) ORDER BY started_at NULLS LAST, name LIMIT 1
+    SELECT * FROM flow_node WHERE flow_id = $flow_id AND status = ANY ($statuses::text[]) ORDER BY started_at NULLS LAST, name LIMIT 1
 ) n;
 
 -- name: why_child
@@ -136,28 +136,28 @@ UNION ALL
  ORDER BY c.parent_generation DESC LIMIT 1);
 
 -- name: why_item
--- The item of a map with the lowest index whose child is in a state of $3. Among the first and the
--- last $4 children: those between have usually ended.
+-- The item of a map with the lowest index whose child is in one of the states. Among the first and
+-- the last `limit` children: those between have usually ended.
 WITH tasks AS (
     (SELECT id, flow_item AS item, state FROM task
-     WHERE flow_id = $1 AND flow_node = $2 AND coalesce(flow_item, -1) >= 0
-     ORDER BY coalesce(flow_item, -1), flow_generation LIMIT $4)
+     WHERE flow_id = $flow_id AND flow_node = $node AND coalesce(flow_item, -1) >= 0
+     ORDER BY coalesce(flow_item, -1), flow_generation LIMIT $limit)
     UNION ALL
     (SELECT id, flow_item AS item, state FROM task
-     WHERE flow_id = $1 AND flow_node = $2 AND coalesce(flow_item, -1) >= 0
-     ORDER BY coalesce(flow_item, -1) DESC, flow_generation DESC LIMIT $4)
+     WHERE flow_id = $flow_id AND flow_node = $node AND coalesce(flow_item, -1) >= 0
+     ORDER BY coalesce(flow_item, -1) DESC, flow_generation DESC LIMIT $limit)
 ), flows AS (
     (SELECT id, parent_item AS item, status FROM flow
-     WHERE parent_id = $1 AND parent_node = $2 AND coalesce(parent_item, -1) >= 0
-     ORDER BY coalesce(parent_item, -1), parent_generation LIMIT $4)
+     WHERE parent_id = $flow_id AND parent_node = $node AND coalesce(parent_item, -1) >= 0
+     ORDER BY coalesce(parent_item, -1), parent_generation LIMIT $limit)
     UNION ALL
     (SELECT id, parent_item AS item, status FROM flow
-     WHERE parent_id = $1 AND parent_node = $2 AND coalesce(parent_item, -1) >= 0
-     ORDER BY coalesce(parent_item, -1) DESC, parent_generation DESC LIMIT $4)
+     WHERE parent_id = $flow_id AND parent_node = $node AND coalesce(parent_item, -1) >= 0
+     ORDER BY coalesce(parent_item, -1) DESC, parent_generation DESC LIMIT $limit)
 )
-SELECT item, id AS task, state, NULL::bigint AS flow FROM tasks WHERE state = ANY ($3::text[])
+SELECT item, id AS task, state, NULL::bigint AS flow FROM tasks WHERE state = ANY ($states::text[])
 UNION ALL
-SELECT item, NULL, NULL, id FROM flows WHERE status = ANY ($3::text[])
+SELECT item, NULL, NULL, id FROM flows WHERE status = ANY ($states::text[])
 ORDER BY item LIMIT 1;
 
 -- name: why_task

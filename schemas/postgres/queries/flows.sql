@@ -7,33 +7,26 @@
 -- name: start
 -- Inserts root flows and what lets their owner begin them. A flow whose idempotency key, or whose
 -- tick, exists already is not inserted; a rerun of a tick is.
--- A batch that was read from topic $1, partition $2, moves the reader's offset from $3 to $4, and
--- its identity from $5 to $6. When they are not $3 and $5, another process reads the partition now,
--- and nothing is inserted.
--- Returns one row without an id, then the inserted flows; no row when the offset was not $3.
+-- A batch that was read from a topic moves the reader's offset from `first_offset` to
+-- `next_offset`, and its identity from `identity` to `next_identity`. When they are not
+-- `first_offset` and `identity`, another process reads the partition now, and nothing is inserted.
+-- Returns one row without an id, then the inserted flows; no row when the offset was another.
 WITH moved AS (
-    UPDATE ingested SET next_offset = $4, identity = $6::text
-    WHERE topic = $1 AND partition = $2 AND next_offset = $3 AND identity IS NOT DISTINCT FROM $5::text
+    UPDATE ingested SET next_offset = $next_offset, identity = $next_identity::text
+    WHERE topic = $topic AND partition = $partition AND next_offset = $first_offset AND identity IS NOT DISTINCT FROM $identity::text
       -- As in `tasks.submit`.
       AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL
     RETURNING 1
 ), allowed AS (
-    SELECT 1 WHERE $1::text IS NULL UNION ALL SELECT 1 FROM moved
+    SELECT 1 WHERE $topic::text IS NULL UNION ALL SELECT 1 FROM moved
 ), input AS (
     SELECT *
-    FROM unnest($7::text[], $8::integer[], $9::text[], $10::integer[], $11::smallint[], $12::bytea[], $13::text[],
-                $14::text[], $15::text[], $16::text[], $17::text[], $18::text[], $19::bigint[], $20::text[],
-                $21::timestamptz[], $22::bigint[])
-         WITH ORDINALITY AS i (name, version, versions, unfinished, priority, inputs, inputs_ref,
-                               idempotency_key, events, callbacks, labels, traceparent, rerun_of, schedule,
-                               tick, backfill, ordinal)
+    FROM unnest({{$given_flow_start}}) WITH ORDINALITY AS i ({{given_flow_start}}, ordinal)
 ), inserted AS (
-    INSERT INTO flow (name, version, versions, unfinished, priority, inputs, inputs_ref, idempotency_key, events,
-                      callbacks, labels, traceparent, rerun_of, schedule, tick, backfill)
-    SELECT name, version, versions::jsonb, unfinished, coalesce(priority, 2), inputs, inputs_ref, idempotency_key,
-           coalesce(events, 'final'),
+    INSERT INTO flow (versions, priority, events, callbacks, labels, {{flow_start}})
+    SELECT versions::jsonb, coalesce(priority, 2), coalesce(events, 'final'),
            CASE WHEN callbacks IS NOT NULL THEN ARRAY(SELECT jsonb_array_elements_text(callbacks::jsonb)) END,
-           labels::jsonb, traceparent, rerun_of, schedule, tick, backfill
+           labels::jsonb, {{flow_start}}
     FROM input
     WHERE EXISTS (SELECT FROM allowed)
       -- As in `tasks.submit`.
@@ -304,23 +297,23 @@ WITH waits AS (
 SELECT node, generation FROM waits UNION ALL SELECT node, generation FROM timers;
 
 -- name: reopen_tasks
--- The first items of a map without a successful task, and without one of this generation ($3);
--- at most $5 of the items below $4.
-SELECT s.item FROM generate_series(0, $4::integer - 1) AS s (item)
-WHERE NOT EXISTS (SELECT FROM task t WHERE t.flow_id = $1 AND t.flow_node = $2 AND coalesce(t.flow_item, -1) = s.item
-                  AND (t.state = 'succeeded' OR t.flow_generation = $3))
-ORDER BY s.item LIMIT $5;
+-- The first items of a map without a successful task, and without one of this generation; at most
+-- `most` of the items below `below`.
+SELECT s.item FROM generate_series(0, $below::integer - 1) AS s (item)
+WHERE NOT EXISTS (SELECT FROM task t WHERE t.flow_id = $flow_id AND t.flow_node = $node AND coalesce(t.flow_item, -1) = s.item
+                  AND (t.state = 'succeeded' OR t.flow_generation = $generation))
+ORDER BY s.item LIMIT $most;
 
 -- name: reopen_flows
 -- As `reopen_tasks`, for maps of flows; with the last child flow of each item.
-SELECT s.item, c.id FROM generate_series(0, $4::integer - 1) AS s (item)
+SELECT s.item, c.id FROM generate_series(0, $below::integer - 1) AS s (item)
 LEFT JOIN LATERAL (
     SELECT f.id, f.status, f.parent_generation FROM flow f
-    WHERE f.parent_id = $1 AND f.parent_node = $2 AND coalesce(f.parent_item, -1) = s.item
+    WHERE f.parent_id = $flow_id AND f.parent_node = $node AND coalesce(f.parent_item, -1) = s.item
     ORDER BY f.parent_generation DESC LIMIT 1
 ) AS c ON true
-WHERE c.id IS NULL OR (c.status <> 'succeeded' AND c.parent_generation <> $3)
-ORDER BY s.item LIMIT $5;
+WHERE c.id IS NULL OR (c.status <> 'succeeded' AND c.parent_generation <> $generation)
+ORDER BY s.item LIMIT $most;
 
 -- name: child
 -- The last child flow of a node.
@@ -340,10 +333,7 @@ WITH inserted AS (
     SELECT i.type, 'ready', coalesce(i.stage, t.first_stage), i.priority, i.content_type, i.context, i.context_ref,
            CASE WHEN i.key IS NULL AND t.keyed THEN '' ELSE i.key END, t.events, t.callbacks,
            i.traceparent, i.flow_id, i.root_id, i.flow_priority, i.node, coalesce(i.generation, 0), i.item
-    FROM unnest($1::text[], $2::text[], $3::smallint[], $4::text[], $5::bytea[], $6::text[], $7::text[], $8::text[],
-                $9::bigint[], $10::bigint[], $11::smallint[], $12::text[], $13::integer[], $14::integer[])
-         WITH ORDINALITY AS i (type, stage, priority, content_type, context, context_ref, key, traceparent,
-                               flow_id, root_id, flow_priority, node, generation, item, ordinal)
+    FROM unnest({{$new_flow_task}}) WITH ORDINALITY AS i ({{new_flow_task}}, ordinal)
     JOIN task_type t ON t.name = i.type
     ORDER BY i.ordinal
     ON CONFLICT (flow_id, flow_node, coalesce(flow_item, -1), flow_generation) WHERE flow_id IS NOT NULL DO NOTHING
@@ -358,10 +348,7 @@ WITH inserted AS (
                       priority, inputs, inputs_ref)
     SELECT i.root_id, i.parent_id, i.node, coalesce(i.generation, 0), i.item, i.name, i.version, i.unfinished,
            i.priority, i.inputs, i.inputs_ref
-    FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::integer[], $5::integer[], $6::text[], $7::integer[],
-                $8::integer[], $9::smallint[], $10::bytea[], $11::text[])
-         WITH ORDINALITY AS i (root_id, parent_id, node, generation, item, name, version, unfinished, priority, inputs,
-                               inputs_ref, ordinal)
+    FROM unnest({{$child_flow}}) WITH ORDINALITY AS i ({{child_flow}}, ordinal)
     ORDER BY i.ordinal
     ON CONFLICT (parent_id, parent_node, coalesce(parent_item, -1), parent_generation) WHERE parent_id IS NOT NULL
     DO NOTHING
@@ -375,24 +362,22 @@ UPDATE flow f SET parent_generation = i.generation
 FROM unnest($1::bigint[], $2::integer[]) AS i (id, generation) WHERE f.id = ANY ($1::bigint[]) AND f.id = i.id;
 
 -- name: write_flows
--- Writes flows ($1), and deletes the limits and waits of those that have ended ($12).
+-- Writes flows, and deletes the limits and waits of those that have `ended`.
 WITH limits AS (
-    DELETE FROM flow_limit WHERE flow_id = ANY ($12::bigint[])
+    DELETE FROM flow_limit WHERE flow_id = ANY ($ended::bigint[])
 ), waits AS (
-    DELETE FROM flow_wait WHERE flow_id = ANY ($12::bigint[])
+    DELETE FROM flow_wait WHERE flow_id = ANY ($ended::bigint[])
 )
 UPDATE flow f
 SET status = i.status, generation = coalesce(i.generation, 0), paused = coalesce(i.paused, false), stop = i.stop,
     unfinished = i.unfinished, live = i.live, unsuccessful = coalesce(i.unsuccessful, 0), output = i.output, output_ref = i.output_ref, error = i.error,
     updated_at = now(),
     finished_at = CASE WHEN i.status <> 'running' THEN coalesce(f.finished_at, now()) END
-FROM unnest($1::bigint[], $2::text[], $3::integer[], $4::boolean[], $5::text[], $6::integer[], $7::integer[],
-            $8::integer[], $9::bytea[], $10::text[], $11::text[])
-     AS i (id, status, generation, paused, stop, unfinished, live, unsuccessful, output, output_ref, error)
-WHERE f.id = ANY ($1::bigint[]) AND f.id = i.id;
+FROM unnest({{$written_flow}}) AS i ({{written_flow}})
+WHERE f.id = ANY ($id::bigint[]) AND f.id = i.id;
 
 -- name: write_version
-UPDATE flow SET version = $2, versions = $3::jsonb, inputs = $4, inputs_ref = $5 WHERE id = $1;
+UPDATE flow SET version = $version, versions = $versions::jsonb, inputs = $inputs, inputs_ref = $inputs_ref WHERE id = $id;
 
 -- name: delete_nodes
 -- Deletes nodes that another version of the definition does not have, with their limits. The owner
@@ -404,26 +389,17 @@ DELETE FROM flow_node WHERE flow_id = $1 AND name = ANY ($2::text[]);
 
 -- name: write_nodes
 INSERT INTO flow_node AS n
-    (flow_id, name, status, generation, arrivals, chosen_case, timed_out, recovers, total, opened, succeeded,
-     unsuccessful, retry, enough, reason, list, list_ref, output_type, output, output_ref, started_at, finished_at)
-SELECT i.flow_id, i.name, i.status, coalesce(i.generation, 0), i.arrivals::jsonb, i.chosen_case, i.timed_out, coalesce(i.recovers, false),
-       i.total, coalesce(i.opened, 0), coalesce(i.succeeded, 0), coalesce(i.unsuccessful, 0), coalesce(i.retry, 0),
-       coalesce(i.enough, false), i.reason, i.list, i.list_ref, i.output_type, i.output, i.output_ref,
+    (flow_id, name, {{flow_node}}, generation, arrivals, recovers, opened, succeeded, unsuccessful, retry, enough,
+     started_at, finished_at)
+SELECT i.flow_id, i.name, {{i.flow_node}}, coalesce(i.generation, 0), i.arrivals::jsonb, coalesce(i.recovers, false),
+       coalesce(i.opened, 0), coalesce(i.succeeded, 0), coalesce(i.unsuccessful, 0), coalesce(i.retry, 0),
+       coalesce(i.enough, false),
        CASE WHEN i.status NOT IN ('pending', 'ready', 'skipped', 'blocked') THEN now() END,
        CASE WHEN i.status NOT IN ('pending', 'ready', 'running') THEN now() END
-FROM unnest($1::bigint[], $2::text[], $3::text[], $4::integer[], $5::text[], $6::text[], $7::text[], $8::boolean[],
-            $9::integer[], $10::integer[], $11::integer[], $12::integer[], $13::integer[], $14::boolean[], $15::text[],
-            $16::bytea[], $17::text[], $18::text[], $19::bytea[], $20::text[])
-     AS i (flow_id, name, status, generation, arrivals, chosen_case, timed_out, recovers, total, opened, succeeded,
-           unsuccessful, retry, enough, reason, list, list_ref, output_type, output, output_ref)
+FROM unnest({{$given_flow_node}}) AS i ({{given_flow_node}})
 ORDER BY i.flow_id, i.name
 ON CONFLICT (flow_id, name) DO UPDATE
-SET status = excluded.status, generation = excluded.generation, arrivals = excluded.arrivals,
-    chosen_case = excluded.chosen_case, timed_out = excluded.timed_out, recovers = excluded.recovers,
-    total = excluded.total, opened = excluded.opened, succeeded = excluded.succeeded,
-    unsuccessful = excluded.unsuccessful, retry = excluded.retry, enough = excluded.enough, reason = excluded.reason,
-    list = excluded.list, list_ref = excluded.list_ref, output_type = excluded.output_type, output = excluded.output,
-    output_ref = excluded.output_ref,
+SET ({{written_flow_node}}) = ROW ({{excluded.written_flow_node}}),
     started_at = CASE WHEN excluded.started_at IS NULL THEN NULL
                       WHEN n.generation = excluded.generation THEN coalesce(n.started_at, excluded.started_at)
                       ELSE excluded.started_at END,
@@ -442,24 +418,19 @@ FROM flow_node WHERE flow_id = $1 AND name = ANY ($2::text[]) AND status NOT IN 
 ON CONFLICT DO NOTHING;
 
 -- name: write_limits
-INSERT INTO flow_limit (root_id, flow_id, node, generation, kind, at)
-SELECT i.root_id, i.flow_id, i.node, i.generation, i.kind, i.at
-FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::integer[], $5::text[], $6::timestamptz[])
-     AS i (root_id, flow_id, node, generation, kind, at)
+INSERT INTO flow_limit ({{flow_limit}})
+SELECT {{i.flow_limit}} FROM unnest({{$flow_limit}}) AS i ({{flow_limit}})
 ON CONFLICT DO NOTHING;
 
 -- name: write_waits
-INSERT INTO flow_wait (root_id, flow_id, node, generation, namespace, event, key)
-SELECT i.root_id, i.flow_id, i.node, i.generation, i.namespace, i.event, i.key
-FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::integer[], $5::text[], $6::text[], $7::text[])
-     AS i (root_id, flow_id, node, generation, namespace, event, key)
+INSERT INTO flow_wait ({{flow_wait}})
+SELECT {{i.flow_wait}} FROM unnest({{$flow_wait}}) AS i ({{flow_wait}})
 ON CONFLICT DO NOTHING;
 
 -- name: write_inbox
-INSERT INTO flow_inbox (root_id, flow_id, kind, node, generation, item, state, detail)
-SELECT i.root_id, i.flow_id, i.kind, i.node, i.generation, i.item, i.state, i.detail::jsonb
-FROM unnest($1::bigint[], $2::bigint[], $3::text[], $4::text[], $5::integer[], $6::integer[], $7::text[], $8::text[])
-     WITH ORDINALITY AS i (root_id, flow_id, kind, node, generation, item, state, detail, ordinal)
+INSERT INTO flow_inbox ({{flow_inbox}}, detail)
+SELECT {{i.flow_inbox}}, i.detail::jsonb
+FROM unnest({{$flow_inbox}}, $detail::text[]) WITH ORDINALITY AS i ({{flow_inbox}}, detail, ordinal)
 ORDER BY i.ordinal;
 
 -- name: first_failed
@@ -477,10 +448,10 @@ WITH inserted AS (
                       task_id, task_step, task_stage)
     SELECT coalesce(t.flow_root_id, t.id), t.type, 0, i.definition::json, 1, {{t.release_level}},
            i.inputs, i.inputs_ref, t.traceparent, t.id, t.step, i.stage
-    FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bytea[], $5::text[])
+    FROM unnest($task_id::bigint[], $stage::text[], $definition::text[], $inputs::bytea[], $inputs_ref::text[])
          AS i (task_id, stage, definition, inputs, inputs_ref)
     JOIN task t ON t.id = i.task_id
-    WHERE t.id = ANY ($1::bigint[])
+    WHERE t.id = ANY ($task_id::bigint[])
     RETURNING root_id, id
 ), noted AS (
     INSERT INTO flow_inbox (root_id, flow_id, kind) SELECT root_id, id, 'began' FROM inserted RETURNING shard
@@ -494,9 +465,9 @@ WITH woken AS (
     SET state = CASE WHEN t.pausing THEN 'paused' ELSE 'ready' END, pausing = false, stage = i.stage, step = t.step + 1,
         attempt = 0, failures = 0, losses = 0, content_type = 'json', context = i.context, context_ref = i.context_ref,
         updated_at = now()
-    FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::bytea[], $5::text[])
+    FROM unnest($id::bigint[], $step::integer[], $stage::text[], $context::bytea[], $context_ref::text[])
          AS i (id, step, stage, context, context_ref)
-    WHERE t.id = ANY ($1::bigint[]) AND t.id = i.id AND t.step = i.step AND t.state || '' = 'waiting'
+    WHERE t.id = ANY ($id::bigint[]) AND t.id = i.id AND t.step = i.step AND t.state || '' = 'waiting'
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
               t.updated_at, t.traceparent,
               CASE WHEN t.flow_id IS NOT NULL

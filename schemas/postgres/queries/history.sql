@@ -11,8 +11,8 @@ SELECT now() AS now;
 -- The next tasks in the order of their ends, behind a position and before a moment. An index-only
 -- scan.
 SELECT finished_at, id FROM task
-WHERE finished_at IS NOT NULL AND (finished_at, id) > ($1, $2) AND finished_at < $3
-ORDER BY finished_at, id LIMIT $4;
+WHERE finished_at IS NOT NULL AND (finished_at, id) > ($finished_at, $id) AND finished_at < $before
+ORDER BY finished_at, id LIMIT $limit;
 
 -- name: movable
 -- How many tasks ended before a moment, up to `limit` ($2), and the first and the last end among
@@ -99,7 +99,7 @@ UPDATE history_part SET sealed_at = now() WHERE day = $1 AND part = $2 AND seale
 
 -- name: page
 -- The next tasks that ended in a span of time, ordered by id.
-SELECT * FROM history WHERE finished_at >= $1 AND finished_at < $2 AND id > $3 ORDER BY id LIMIT $4;
+SELECT * FROM history WHERE finished_at >= $since AND finished_at < $until AND id > $behind ORDER BY id LIMIT $limit;
 
 -- name: count
 SELECT count(*) AS tasks FROM history WHERE finished_at >= $1 AND finished_at < $2;
@@ -107,15 +107,15 @@ SELECT count(*) AS tasks FROM history WHERE finished_at >= $1 AND finished_at < 
 -- name: record_archived
 -- The object of the partition was verified.
 UPDATE history_part
-SET archived_at = now(), object = $3, tasks = $4, bytes = $5, sha256 = $6, flows = $7, flow_bytes = $8, flow_sha256 = $9
-WHERE day = $1 AND part = $2 AND sealed_at IS NOT NULL AND dropped_at IS NULL
+SET archived_at = now(), object = $object, tasks = $tasks, bytes = $bytes, sha256 = $sha256, flows = $flows, flow_bytes = $flow_bytes, flow_sha256 = $flow_sha256
+WHERE day = $day AND part = $part AND sealed_at IS NOT NULL AND dropped_at IS NULL
 RETURNING tasks;
 
 -- name: next_ended_flows
 -- As `next_ended`, for flows.
 SELECT finished_at, id FROM flow
-WHERE finished_at IS NOT NULL AND (finished_at, id) > ($1, $2) AND finished_at < $3
-ORDER BY finished_at, id LIMIT $4;
+WHERE finished_at IS NOT NULL AND (finished_at, id) > ($finished_at, $id) AND finished_at < $before
+ORDER BY finished_at, id LIMIT $limit;
 
 -- name: move_flows
 -- As `move`, for flows, with their nodes and those of earlier generations. A root moves first. With
@@ -187,7 +187,7 @@ SELECT (SELECT coalesce(sum(flows), 0)::bigint FROM counted) AS moved,
 
 -- name: flow_page
 -- The next flows that ended in a span of time, ordered by id.
-SELECT * FROM flow_history WHERE finished_at >= $1 AND finished_at < $2 AND id > $3 ORDER BY id LIMIT $4;
+SELECT * FROM flow_history WHERE finished_at >= $since AND finished_at < $until AND id > $behind ORDER BY id LIMIT $limit;
 
 -- name: count_flows
 SELECT count(*) AS flows FROM flow_history WHERE finished_at >= $1 AND finished_at < $2;
@@ -196,21 +196,21 @@ SELECT count(*) AS flows FROM flow_history WHERE finished_at >= $1 AND finished_
 SELECT * FROM flow_history WHERE id = $1;
 
 -- name: family_list
--- The flows of a family ($6) in history that match the filters of `flow_views.list`, newest first;
--- $9 is the last id of the page before.
+-- The flows of a family in history that match the filters of `flow_views.list`, newest first;
+-- `before` is the last id of the page before.
 SELECT h.* FROM flow_history h
-WHERE h.root_id = $6
-  AND ($1::text IS NULL OR h.flow ->> 'name' = $1)
-  AND ($2::text[] IS NULL OR h.flow ->> 'status' = ANY ($2))
-  AND ($3::jsonb IS NULL OR h.flow -> 'labels' @> $3)
-  AND ($4::text IS NULL OR h.flow ->> 'idempotency_key' = $4)
-  AND ($5::timestamptz IS NULL OR (h.flow ->> 'created_at')::timestamptz >= $5)
-  AND ($7::text[] IS NULL
+WHERE h.root_id = $family
+  AND ($name::text IS NULL OR h.flow ->> 'name' = $name)
+  AND ($statuses::text[] IS NULL OR h.flow ->> 'status' = ANY ($statuses))
+  AND ($labels::jsonb IS NULL OR h.flow -> 'labels' @> $labels)
+  AND ($idempotency_key::text IS NULL OR h.flow ->> 'idempotency_key' = $idempotency_key)
+  AND ($created_since::timestamptz IS NULL OR (h.flow ->> 'created_at')::timestamptz >= $created_since)
+  AND ($visible::text[] IS NULL
        OR CASE WHEN strpos(h.flow ->> 'name', '--') <= 1 THEN 'default'
-               ELSE split_part(h.flow ->> 'name', '--', 1) END = ANY ($7))
-  AND ($8::text IS NULL OR h.schedule = $8)
-  AND ($9::bigint IS NULL OR h.id < $9)
-ORDER BY h.id DESC LIMIT $10;
+               ELSE split_part(h.flow ->> 'name', '--', 1) END = ANY ($visible))
+  AND ($schedule::text IS NULL OR h.schedule = $schedule)
+  AND ($before::bigint IS NULL OR h.id < $before)
+ORDER BY h.id DESC LIMIT $limit;
 
 -- name: children_of_nodes
 -- The task, or the last child flow, of each of these nodes ($2) of a flow in its generation ($3).
@@ -242,13 +242,13 @@ LEFT JOIN LATERAL (
 -- As `flow_views.tasks_of_node`, for tasks in history.
 WITH examined AS (
     SELECT id, coalesce(flow_item, -1) AS item, flow_generation AS generation, state FROM history
-    WHERE flow_id = $1 AND flow_node = $2
-      AND (coalesce(flow_item, -1), flow_generation) > ($3::integer, $4::integer)
-    ORDER BY coalesce(flow_item, -1), flow_generation LIMIT $5
+    WHERE flow_id = $flow_id AND flow_node = $node
+      AND (coalesce(flow_item, -1), flow_generation) > ($item::integer, $generation::integer)
+    ORDER BY coalesce(flow_item, -1), flow_generation LIMIT $most_examined
 ), reached AS (
     SELECT item, generation, count(*) OVER () AS examined FROM examined ORDER BY item DESC, generation DESC LIMIT 1
 ), matching AS (
-    SELECT id FROM examined WHERE $6::text[] IS NULL OR state = ANY ($6) ORDER BY item, generation LIMIT $7
+    SELECT id FROM examined WHERE $states::text[] IS NULL OR state = ANY ($states) ORDER BY item, generation LIMIT $limit
 )
 SELECT r.item AS reached_item, r.generation AS reached_generation, r.examined, t.*
 FROM reached r LEFT JOIN history t ON t.id = ANY (ARRAY(SELECT id FROM matching))
@@ -260,33 +260,33 @@ WITH examined AS (
     SELECT id, coalesce((flow ->> 'parent_item')::integer, -1) AS item, (flow ->> 'parent_generation')::integer AS generation,
            flow ->> 'status' AS status
     FROM flow_history
-    WHERE (flow ->> 'parent_id')::bigint = $1 AND flow ->> 'parent_node' = $2 AND flow ->> 'parent_id' IS NOT NULL
+    WHERE (flow ->> 'parent_id')::bigint = $flow_id AND flow ->> 'parent_node' = $node AND flow ->> 'parent_id' IS NOT NULL
       AND (coalesce((flow ->> 'parent_item')::integer, -1), (flow ->> 'parent_generation')::integer)
-          > ($3::integer, $4::integer)
-    ORDER BY coalesce((flow ->> 'parent_item')::integer, -1), (flow ->> 'parent_generation')::integer LIMIT $5
+          > ($item::integer, $generation::integer)
+    ORDER BY coalesce((flow ->> 'parent_item')::integer, -1), (flow ->> 'parent_generation')::integer LIMIT $most_examined
 ), reached AS (
     SELECT item, generation, count(*) OVER () AS examined FROM examined ORDER BY item DESC, generation DESC LIMIT 1
 ), matching AS (
-    SELECT id, item, generation FROM examined WHERE $6::text[] IS NULL OR status = ANY ($6) ORDER BY item, generation LIMIT $7
+    SELECT id, item, generation FROM examined WHERE $states::text[] IS NULL OR status = ANY ($states) ORDER BY item, generation LIMIT $limit
 )
 SELECT r.item AS reached_item, r.generation AS reached_generation, r.examined, f.*
 FROM reached r LEFT JOIN (matching m JOIN flow_history f ON f.id = m.id) ON true
 ORDER BY m.item, m.generation;
 
 -- name: failed_item
--- The item of a map with the lowest index whose child is in a state of $3, among the first $4
--- children in history.
+-- The item of a map with the lowest index whose child is in one of the states, among the first
+-- `limit` children in history.
 SELECT item, task, state, flow FROM (
     (SELECT flow_item AS item, id AS task, state, NULL::bigint AS flow FROM history
-     WHERE flow_id = $1 AND flow_node = $2 AND coalesce(flow_item, -1) >= 0
-     ORDER BY coalesce(flow_item, -1), flow_generation LIMIT $4)
+     WHERE flow_id = $flow_id AND flow_node = $node AND coalesce(flow_item, -1) >= 0
+     ORDER BY coalesce(flow_item, -1), flow_generation LIMIT $limit)
     UNION ALL
     (SELECT (flow ->> 'parent_item')::integer, NULL, flow ->> 'status', id FROM flow_history
-     WHERE (flow ->> 'parent_id')::bigint = $1 AND flow ->> 'parent_node' = $2 AND flow ->> 'parent_id' IS NOT NULL
+     WHERE (flow ->> 'parent_id')::bigint = $flow_id AND flow ->> 'parent_node' = $node AND flow ->> 'parent_id' IS NOT NULL
        AND coalesce((flow ->> 'parent_item')::integer, -1) >= 0
-     ORDER BY coalesce((flow ->> 'parent_item')::integer, -1), (flow ->> 'parent_generation')::integer LIMIT $4)
+     ORDER BY coalesce((flow ->> 'parent_item')::integer, -1), (flow ->> 'parent_generation')::integer LIMIT $limit)
 ) c
-WHERE state = ANY ($3::text[]) ORDER BY item LIMIT 1;
+WHERE state = ANY ($states::text[]) ORDER BY item LIMIT 1;
 
 -- name: delete_events
 -- Deletes events that are older than a day, at most $1. While an event waits in an inbox for so

@@ -4,8 +4,8 @@
 -- name: create
 -- No row when the id exists.
 INSERT INTO audit (id, verb, asked_by, filter, priority, rate, actor, namespaces, subject, version, upto)
-VALUES ($1, $2, $3, $4::jsonb, $5, $6, $7, $8, $9, $10,
-        CASE $9 WHEN 'flow' THEN coalesce((SELECT max(id) FROM flow), 0)
+VALUES ($id, $verb, $asked_by, $filter::jsonb, $priority, $rate, $actor, $namespaces, $subject, $version,
+        CASE $subject WHEN 'flow' THEN coalesce((SELECT max(id) FROM flow), 0)
                 ELSE coalesce((SELECT max(id) FROM task), 0) END)
 ON CONFLICT (id) DO NOTHING
 RETURNING *;
@@ -14,13 +14,13 @@ RETURNING *;
 SELECT * FROM audit WHERE id = $1;
 
 -- name: list
--- The latest first; $3 is the last seq of the page before. $5 are the visible namespaces; NULL is
--- all.
+-- The latest first; `before` is the last seq of the page before. `visible` are the visible
+-- namespaces; NULL is all.
 SELECT * FROM audit
-WHERE ($1::text IS NULL OR verb = $1)
-  AND ($2::text IS NULL OR state = $2) AND ($3::bigint IS NULL OR seq < $3)
-  AND ($5::text[] IS NULL OR namespaces <@ $5)
-ORDER BY seq DESC LIMIT $4;
+WHERE ($verb::text IS NULL OR verb = $verb)
+  AND ($state::text IS NULL OR state = $state) AND ($before::bigint IS NULL OR seq < $before)
+  AND ($visible::text[] IS NULL OR namespaces <@ $visible)
+ORDER BY seq DESC LIMIT $limit;
 
 -- name: running
 -- Running operations, without those that the caller runs ($2).
@@ -44,52 +44,53 @@ FROM audit WHERE id = $1 AND state = 'running' FOR UPDATE SKIP LOCKED;
 -- An operation with a rate catches up on at most one second, so that it does not burst after a
 -- crash.
 UPDATE audit
-SET behind = $2, changed = changed + $3, found_in = $4::jsonb,
+SET behind = $behind, changed = changed + $changed, found_in = $found_in::jsonb,
     next_at = CASE WHEN rate IS NULL THEN now()
-                   ELSE greatest(next_at, now() - interval '1 second') + make_interval(secs => $3 / rate) END,
-    state = CASE WHEN $5::boolean THEN 'done' ELSE state END,
-    finished_at = CASE WHEN $5::boolean THEN now() END
-WHERE id = $1
+                   ELSE greatest(next_at, now() - interval '1 second') + make_interval(secs => $changed / rate) END,
+    state = CASE WHEN $ended::boolean THEN 'done' ELSE state END,
+    finished_at = CASE WHEN $ended::boolean THEN now() END
+WHERE id = $id
 RETURNING extract(epoch FROM next_at - clock_timestamp())::double precision AS wait_s;
 
 -- name: find_matching
--- Examines the first $3 tasks after id $1 and up to id $2, and returns the first $4 that match, in
--- the order of ids. The first row has the last id examined and the number of tasks examined. $5
--- selects the tasks: `ids` (those in $6), `failed` (of a type, by an index) or `all`.
+-- Examines the first `rows` tasks after `after_id` and up to `last_id`, and returns the first
+-- `limit` that match, in the order of ids. The first row has the last id examined and the number of
+-- tasks examined. `source` selects the tasks: `ids` (those of that parameter), `failed` (of a type,
+-- by an index) or `all`.
 WITH examined AS (
     (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key, flow_id FROM task
-     WHERE $5::text = 'ids' AND id = ANY ($6::bigint[]) AND id > $1 AND id <= $2 ORDER BY id LIMIT $3)
+     WHERE $source::text = 'ids' AND id = ANY ($ids::bigint[]) AND id > $after_id AND id <= $last_id ORDER BY id LIMIT $rows)
     UNION ALL
     (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key, flow_id FROM task
-     WHERE $5::text = 'failed' AND type = $9 AND state IN ('failed', 'quarantined') AND id > $1 AND id <= $2
-     ORDER BY id LIMIT $3)
+     WHERE $source::text = 'failed' AND type = $type AND state IN ('failed', 'quarantined') AND id > $after_id AND id <= $last_id
+     ORDER BY id LIMIT $rows)
     UNION ALL
     (SELECT id, type, state, stage, labels, priority, created_at, finished_at, error, pausing, key, flow_id FROM task
-     WHERE $5::text = 'all' AND id > $1 AND id <= $2 ORDER BY id LIMIT $3)
+     WHERE $source::text = 'all' AND id > $after_id AND id <= $last_id ORDER BY id LIMIT $rows)
 ), matching AS (
     SELECT id, state FROM examined t
-    WHERE t.state = ANY ($7::text[])
-      AND CASE $8::text
+    WHERE t.state = ANY ($states::text[])
+      AND CASE $verb::text
           WHEN 'pause' THEN NOT (t.state = 'running' AND t.pausing)
           WHEN 'resume' THEN t.state = 'paused' OR t.pausing
-          WHEN 'reprioritise' THEN t.priority <> $18::smallint
+          WHEN 'reprioritise' THEN t.priority <> $priority::smallint
           -- A flow counts the end of its task, so it is recovered with the flow.
           WHEN 'recover' THEN t.flow_id IS NULL
           ELSE true END
-      AND ($9::text IS NULL OR t.type = $9)
-      AND ($10::text IS NULL OR t.stage = $10)
-      AND ($19::text IS NULL OR t.key = $19)
-      AND ($11::jsonb IS NULL OR t.labels @> $11)
-      AND ($12::smallint[] IS NULL OR t.priority = ANY ($12))
-      AND ($13::timestamptz IS NULL OR t.created_at >= $13)
-      AND ($14::timestamptz IS NULL OR t.created_at < $14)
-      AND ($15::timestamptz IS NULL OR t.finished_at >= $15)
-      AND ($16::timestamptz IS NULL OR t.finished_at < $16)
+      AND ($type::text IS NULL OR t.type = $type)
+      AND ($stage::text IS NULL OR t.stage = $stage)
+      AND ($key::text IS NULL OR t.key = $key)
+      AND ($labels::jsonb IS NULL OR t.labels @> $labels)
+      AND ($priorities::smallint[] IS NULL OR t.priority = ANY ($priorities))
+      AND ($created_since::timestamptz IS NULL OR t.created_at >= $created_since)
+      AND ($created_until::timestamptz IS NULL OR t.created_at < $created_until)
+      AND ($finished_since::timestamptz IS NULL OR t.finished_at >= $finished_since)
+      AND ($finished_until::timestamptz IS NULL OR t.finished_at < $finished_until)
       -- Without the traceback. JSON may have a NUL, which PostgreSQL's text cannot have.
-      AND ($17::text IS NULL OR t.error IS NOT NULL AND strpos(
+      AND ($error::text IS NULL OR t.error IS NOT NULL AND strpos(
                lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'kind') || ': '
-               || lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'message'), lower($17)) > 0)
-    ORDER BY id LIMIT $4
+               || lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'message'), lower($error)) > 0)
+    ORDER BY id LIMIT $limit
 )
 SELECT NULL AS id, NULL AS state, max(id) AS reached, count(*) AS examined FROM examined
 UNION ALL
@@ -101,43 +102,43 @@ ORDER BY id NULLS FIRST;
 SELECT id, flow_id FROM task WHERE id = ANY ($1::bigint[]) AND flow_id IS NOT NULL ORDER BY id LIMIT 1;
 
 -- name: find_flows
--- As `find_matching`, for flows. $5 selects them: `ids` (those in $6), `running` (of a definition,
--- by an index), `schedule` (by an index) or `all`. Without ids only flows without a parent, for
+-- As `find_matching`, for flows. `source` selects them: `ids`, `running` (of a definition, by an
+-- index), `schedule` (by an index) or `all`. Without ids only flows without a parent, for
 -- which no task waits. The end of a child flow is counted by its parent, so it is not recovered
--- alone. $8 are the visible namespaces; NULL is all.
+-- alone. `visible` are the visible namespaces; NULL is all.
 WITH examined AS (
-    (SELECT f.* FROM flow f WHERE $5::text = 'ids' AND f.id = ANY ($6::bigint[]) AND f.id > $1 AND f.id <= $2
-     ORDER BY f.id LIMIT $3)
+    (SELECT f.* FROM flow f WHERE $source::text = 'ids' AND f.id = ANY ($ids::bigint[]) AND f.id > $after_id AND f.id <= $last_id
+     ORDER BY f.id LIMIT $rows)
     UNION ALL
-    (SELECT f.* FROM flow f WHERE $5::text = 'running' AND f.name = $10 AND f.status = 'running' AND f.id > $1 AND f.id <= $2
-     ORDER BY f.id LIMIT $3)
+    (SELECT f.* FROM flow f WHERE $source::text = 'running' AND f.name = $name AND f.status = 'running' AND f.id > $after_id AND f.id <= $last_id
+     ORDER BY f.id LIMIT $rows)
     UNION ALL
-    (SELECT f.* FROM flow f WHERE $5::text = 'schedule' AND f.schedule = $18::text AND f.id > $1 AND f.id <= $2
-     ORDER BY f.id LIMIT $3)
+    (SELECT f.* FROM flow f WHERE $source::text = 'schedule' AND f.schedule = $schedule::text AND f.id > $after_id AND f.id <= $last_id
+     ORDER BY f.id LIMIT $rows)
     UNION ALL
-    (SELECT f.* FROM flow f WHERE $5::text = 'all' AND f.id > $1 AND f.id <= $2 ORDER BY f.id LIMIT $3)
+    (SELECT f.* FROM flow f WHERE $source::text = 'all' AND f.id > $after_id AND f.id <= $last_id ORDER BY f.id LIMIT $rows)
 ), matching AS (
     SELECT id, status FROM examined f
-    WHERE f.status = ANY ($7::text[])
-      AND ($5::text = 'ids' OR f.parent_id IS NULL)
-      AND (f.task_id IS NULL OR $5::text = 'ids' AND $9::text NOT IN ('recover', 'rerun'))
-      AND CASE $9::text WHEN 'pause' THEN NOT f.paused
+    WHERE f.status = ANY ($statuses::text[])
+      AND ($source::text = 'ids' OR f.parent_id IS NULL)
+      AND (f.task_id IS NULL OR $source::text = 'ids' AND $verb::text NOT IN ('recover', 'rerun'))
+      AND CASE $verb::text WHEN 'pause' THEN NOT f.paused
                         WHEN 'resume' THEN f.paused
                         WHEN 'cancel' THEN f.stop IS DISTINCT FROM 'cancel'
                         WHEN 'recover' THEN f.parent_id IS NULL
                         ELSE true END
-      AND ($8::text[] IS NULL
-           OR CASE WHEN strpos(f.name, '--') <= 1 THEN 'default' ELSE split_part(f.name, '--', 1) END = ANY ($8))
-      AND ($10::text IS NULL OR f.name = $10)
-      AND ($11::integer IS NULL OR f.version = $11)
-      AND ($12::jsonb IS NULL OR f.labels @> $12)
-      AND ($13::timestamptz IS NULL OR f.created_at >= $13)
-      AND ($14::timestamptz IS NULL OR f.created_at < $14)
-      AND ($15::timestamptz IS NULL OR f.finished_at >= $15)
-      AND ($16::timestamptz IS NULL OR f.finished_at < $16)
-      AND ($17::text IS NULL OR strpos(lower(f.error), lower($17)) > 0)
-      AND ($18::text IS NULL OR f.schedule = $18)
-    ORDER BY id LIMIT $4
+      AND ($visible::text[] IS NULL
+           OR CASE WHEN strpos(f.name, '--') <= 1 THEN 'default' ELSE split_part(f.name, '--', 1) END = ANY ($visible))
+      AND ($name::text IS NULL OR f.name = $name)
+      AND ($version::integer IS NULL OR f.version = $version)
+      AND ($labels::jsonb IS NULL OR f.labels @> $labels)
+      AND ($created_since::timestamptz IS NULL OR f.created_at >= $created_since)
+      AND ($created_until::timestamptz IS NULL OR f.created_at < $created_until)
+      AND ($finished_since::timestamptz IS NULL OR f.finished_at >= $finished_since)
+      AND ($finished_until::timestamptz IS NULL OR f.finished_at < $finished_until)
+      AND ($error::text IS NULL OR strpos(lower(f.error), lower($error)) > 0)
+      AND ($schedule::text IS NULL OR f.schedule = $schedule)
+    ORDER BY id LIMIT $limit
 )
 SELECT NULL AS id, NULL AS state, max(id) AS reached, count(*) AS examined FROM examined
 UNION ALL

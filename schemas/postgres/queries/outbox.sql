@@ -8,9 +8,9 @@ INSERT INTO outbox (keys, records) VALUES ($1::bytea[], $2::bytea[]) RETURNING i
 -- `due_at` is when the record is written again unless the callback's outcome is recorded by then. A
 -- column that would hold only defaults is given as NULL. `seq` counts in the given order.
 INSERT INTO callback (id, namespace, target, task_id, body, due_at, headers, ordered)
-SELECT i.id, coalesce(i.namespace, 'default'), i.target, i.task_id, i.body, now() + make_interval(secs => $5), i.headers::jsonb,
+SELECT i.id, coalesce(i.namespace, 'default'), i.target, i.task_id, i.body, now() + make_interval(secs => $due_in), i.headers::jsonb,
        coalesce(i.ordered, false)
-FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bytea[], $6::text[], $7::boolean[], $8::text[])
+FROM unnest($id::text[], $target::text[], $task_id::bigint[], $body::bytea[], $headers::text[], $ordered::boolean[], $namespace::text[])
      AS i (id, target, task_id, body, headers, ordered, namespace)
 ON CONFLICT (id) DO NOTHING;
 
@@ -30,7 +30,7 @@ SELECT id, keys, records FROM outbox WHERE refused IS NOT NULL AND id > $1 ORDER
 
 -- name: park
 -- Keeps the events of a batch that Kafka refuses, with its reason.
-UPDATE outbox SET keys = $2::bytea[], records = $3::bytea[], refused = $4 WHERE id = $1;
+UPDATE outbox SET keys = $keys::bytea[], records = $records::bytea[], refused = $refused WHERE id = $id;
 
 -- name: sweep
 -- The right to sweep, for one process at a time.

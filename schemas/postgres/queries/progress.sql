@@ -5,11 +5,9 @@
 -- worker yet: its claim is written a moment later.
 INSERT INTO task_progress AS p (task_id, step, attempt, fraction, message, reported_at)
 SELECT i.id, i.step, i.attempt, i.fraction, i.message, i.reported_at
-FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::double precision[], $6::text[],
-            $7::timestamptz[])
-     WITH ORDINALITY AS i (id, step, attempt, worker, fraction, message, reported_at, ordinal)
+FROM unnest({{$progress}}) WITH ORDINALITY AS i ({{progress}}, ordinal)
      JOIN task t ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
-WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running') AND (t.worker IS NULL OR t.worker = i.worker)
+WHERE t.id = ANY ($id::bigint[]) AND t.state IN ('queued', 'running') AND (t.worker IS NULL OR t.worker = i.worker)
 ORDER BY i.ordinal
 ON CONFLICT (task_id) DO UPDATE
 SET step = excluded.step, attempt = excluded.attempt, fraction = excluded.fraction, message = excluded.message,

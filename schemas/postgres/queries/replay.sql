@@ -4,113 +4,113 @@
 
 -- name: find_ids
 SELECT id, namespace, target, seq FROM callback
-WHERE id = ANY ($1::text[]) AND ($2::text IS NULL OR state = $2)
-  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-  AND ($6::text[] IS NULL OR namespace = ANY ($6))
-ORDER BY seq LIMIT $5;
+WHERE id = ANY ($ids::text[]) AND ($state::text IS NULL OR state = $state)
+  AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+  AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+  AND ($namespaces::text[] IS NULL OR namespace = ANY ($namespaces))
+ORDER BY seq LIMIT $limit;
 
 -- name: find_of_task
 SELECT id, namespace, target, seq FROM callback
-WHERE task_id = $1 AND seq > $2
-  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-  AND ($6::text IS NULL OR state = $6) AND ($7::text IS NULL OR target = $7)
-  AND ($8::text[] IS NULL OR namespace = ANY ($8))
-ORDER BY seq LIMIT $5;
+WHERE task_id = $task_id AND seq > $after_seq
+  AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+  AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+  AND ($state::text IS NULL OR state = $state) AND ($target::text IS NULL OR target = $target)
+  AND ($namespaces::text[] IS NULL OR namespace = ANY ($namespaces))
+ORDER BY seq LIMIT $limit;
 
 -- name: find_dead
 -- For all targets, in the order of target and seq.
 SELECT id, namespace, target, seq FROM callback
-WHERE state = 'dead' AND (target, seq) > ($1, $2)
-  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-ORDER BY target, seq LIMIT $5;
+WHERE state = 'dead' AND (target, seq) > ($after_target, $after_seq)
+  AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+  AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+ORDER BY target, seq LIMIT $limit;
 
 -- name: find_dead_within
 -- The same in some namespaces: merges a page of each.
 SELECT f.*
-FROM unnest($6::text[]) AS n (namespace)
+FROM unnest($namespaces::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
     SELECT id, namespace, target, seq FROM callback c
-    WHERE state = 'dead' AND c.namespace = n.namespace AND (target, seq) > ($1, $2)
-      AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-      AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-    ORDER BY target, seq LIMIT $5
+    WHERE state = 'dead' AND c.namespace = n.namespace AND (target, seq) > ($after_target, $after_seq)
+      AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+      AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+    ORDER BY target, seq LIMIT $limit
 ) f
-ORDER BY f.target, f.seq LIMIT $5;
+ORDER BY f.target, f.seq LIMIT $limit;
 
 -- name: find_dead_of_target
 SELECT id, namespace, target, seq FROM callback
-WHERE state = 'dead' AND target = $1 AND seq > $2
-  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-ORDER BY seq LIMIT $5;
+WHERE state = 'dead' AND target = $target AND seq > $after_seq
+  AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+  AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+ORDER BY seq LIMIT $limit;
 
 -- name: find_dead_of_target_within
 SELECT f.*
-FROM unnest($6::text[]) AS n (namespace)
+FROM unnest($namespaces::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
     SELECT id, namespace, target, seq FROM callback c
-    WHERE state = 'dead' AND c.namespace = n.namespace AND target = $1 AND seq > $2
-      AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-      AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-    ORDER BY seq LIMIT $5
+    WHERE state = 'dead' AND c.namespace = n.namespace AND target = $target AND seq > $after_seq
+      AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+      AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+    ORDER BY seq LIMIT $limit
 ) f
-ORDER BY f.seq LIMIT $5;
+ORDER BY f.seq LIMIT $limit;
 
 -- name: find_held
 -- For all targets, in the order of target and seq.
 SELECT id, namespace, target, seq FROM callback
-WHERE state = 'held' AND (target, seq) > ($1, $2)
-  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-ORDER BY target, seq LIMIT $5;
+WHERE state = 'held' AND (target, seq) > ($after_target, $after_seq)
+  AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+  AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+ORDER BY target, seq LIMIT $limit;
 
 -- name: find_held_within
 -- The same in some namespaces: merges a page of each.
 SELECT f.*
-FROM unnest($6::text[]) AS n (namespace)
+FROM unnest($namespaces::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
     SELECT id, namespace, target, seq FROM callback c
-    WHERE state = 'held' AND c.namespace = n.namespace AND (target, seq) > ($1, $2)
-      AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-      AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-    ORDER BY target, seq LIMIT $5
+    WHERE state = 'held' AND c.namespace = n.namespace AND (target, seq) > ($after_target, $after_seq)
+      AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+      AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+    ORDER BY target, seq LIMIT $limit
 ) f
-ORDER BY f.target, f.seq LIMIT $5;
+ORDER BY f.target, f.seq LIMIT $limit;
 
 -- name: find_held_of_target
 SELECT id, namespace, target, seq FROM callback
-WHERE state = 'held' AND target = $1 AND seq > $2
-  AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-  AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-ORDER BY seq LIMIT $5;
+WHERE state = 'held' AND target = $target AND seq > $after_seq
+  AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+  AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+ORDER BY seq LIMIT $limit;
 
 -- name: find_held_of_target_within
 SELECT f.*
-FROM unnest($6::text[]) AS n (namespace)
+FROM unnest($namespaces::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
     SELECT id, namespace, target, seq FROM callback c
-    WHERE state = 'held' AND c.namespace = n.namespace AND target = $1 AND seq > $2
-      AND ($3::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $3)
-      AND ($4::timestamptz IS NULL OR coalesce(finished_at, created_at) < $4)
-    ORDER BY seq LIMIT $5
+    WHERE state = 'held' AND c.namespace = n.namespace AND target = $target AND seq > $after_seq
+      AND ($since::timestamptz IS NULL OR coalesce(finished_at, created_at) >= $since)
+      AND ($until::timestamptz IS NULL OR coalesce(finished_at, created_at) < $until)
+    ORDER BY seq LIMIT $limit
 ) f
-ORDER BY f.seq LIMIT $5;
+ORDER BY f.seq LIMIT $limit;
 
 -- name: find_pending
--- Searches the first $6 due callbacks, because pending ones have no index by target.
+-- Searches the first `examined` due callbacks, because pending ones have no index by target.
 SELECT id, namespace, target, seq
 FROM (
     SELECT id, namespace, target, seq, created_at FROM callback
-    WHERE state = 'pending' AND ($8::text[] IS NULL OR namespace = ANY ($8))
-    ORDER BY due_at LIMIT $6
+    WHERE state = 'pending' AND ($namespaces::text[] IS NULL OR namespace = ANY ($namespaces))
+    ORDER BY due_at LIMIT $examined
 ) c
-WHERE (target, seq) > ($1, $2) AND ($7::text IS NULL OR target = $7)
-  AND ($3::timestamptz IS NULL OR created_at >= $3)
-  AND ($4::timestamptz IS NULL OR created_at < $4)
-ORDER BY target, seq LIMIT $5;
+WHERE (target, seq) > ($after_target, $after_seq) AND ($target::text IS NULL OR target = $target)
+  AND ($since::timestamptz IS NULL OR created_at >= $since)
+  AND ($until::timestamptz IS NULL OR created_at < $until)
+ORDER BY target, seq LIMIT $limit;
 
 -- name: read
 SELECT id, namespace, target, task_id, state, attempt, replayed_after, ordered, diverted, error, due_at, created_at, finished_at, seq
@@ -120,7 +120,7 @@ FROM callback WHERE id = ANY ($1::text[]) ORDER BY target, seq;
 -- Makes finished callbacks pending again, due in `due_in` seconds, if they are still in the given
 -- state; held if their target is disabled.
 WITH locked AS MATERIALIZED (
-    SELECT id FROM callback WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
+    SELECT id FROM callback WHERE id = ANY ($id::text[]) ORDER BY id FOR NO KEY UPDATE
 )
 UPDATE callback c
 SET state = CASE WHEN d.disabled THEN 'held' ELSE 'pending' END,
@@ -130,10 +130,10 @@ SET state = CASE WHEN d.disabled THEN 'held' ELSE 'pending' END,
     replayed_after = c.attempt,
     due_at = now() + make_interval(secs => i.due_in),
     held_since = CASE WHEN d.disabled THEN now() END
-FROM unnest($1::text[], $2::double precision[], $4::text[], $5::text[]) AS i (id, due_in, namespace, target)
+FROM unnest($id::text[], $due_in::double precision[], $namespace::text[], $target::text[]) AS i (id, due_in, namespace, target)
 CROSS JOIN LATERAL (
     SELECT EXISTS (SELECT FROM callback_target t
                    WHERE t.namespace = i.namespace AND t.url = i.target AND t.state = 'disabled') AS disabled
 ) d
-WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.state = $3 AND c.finished_at IS NOT NULL
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.state = $state AND c.finished_at IS NOT NULL
 RETURNING c.id, c.namespace, c.target, c.state;

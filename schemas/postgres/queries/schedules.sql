@@ -11,7 +11,8 @@ SELECT now() AS now;
 WITH put AS (
     INSERT INTO schedule AS s (name, flow, version, cron, zone, input, priority, labels, catch_up, catch_up_limit,
                                catch_up_rate, overlap, paused, position, next_tick, next_at, created_by, events, callbacks)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8::jsonb, $9, $10, $11, $12, $13, $14, $15, $15, $16, $17, $18)
+    VALUES ($name, $flow, $version, $cron, $zone, $input, $priority, $labels::jsonb, $catch_up, $catch_up_limit,
+            $catch_up_rate, $overlap, $paused, $position, $next_tick, $next_tick, $created_by, $events, $callbacks)
     ON CONFLICT (name) DO UPDATE
     SET flow = excluded.flow, version = excluded.version, cron = excluded.cron, zone = excluded.zone,
         input = excluded.input, priority = excluded.priority, labels = excluded.labels, catch_up = excluded.catch_up,
@@ -29,13 +30,13 @@ SELECT p.*, pg_notify('penstock_schedules', p.name) FROM put p;
 SELECT * FROM schedule WHERE name = $1;
 
 -- name: list
--- By name, behind $1; $2 are the visible namespaces, and NULL is all.
+-- By name, behind a name; `visible` are the visible namespaces, and NULL is all.
 SELECT * FROM schedule
-WHERE name > $1
-  AND ($2::text[] IS NULL
-       OR CASE WHEN strpos(name, '--') > 1 THEN split_part(name, '--', 1) ELSE 'default' END = ANY ($2))
-  AND ($3::text IS NULL OR flow = $3)
-ORDER BY name LIMIT $4;
+WHERE name > $behind
+  AND ($visible::text[] IS NULL
+       OR CASE WHEN strpos(name, '--') > 1 THEN split_part(name, '--', 1) ELSE 'default' END = ANY ($visible))
+  AND ($flow::text IS NULL OR flow = $flow)
+ORDER BY name LIMIT $limit;
 
 -- name: remove
 DELETE FROM schedule WHERE name = $1 RETURNING name;
@@ -44,12 +45,12 @@ DELETE FROM schedule WHERE name = $1 RETURNING name;
 DELETE FROM schedule_skip WHERE schedule = $1;
 
 -- name: set_paused
--- A resumed schedule continues behind $3.
+-- A resumed schedule continues behind its new position.
 WITH changed AS (
     UPDATE schedule
-    SET paused = $2, position = $3, next_tick = $4,
-        next_at = CASE WHEN queued <> '{}' THEN now() ELSE $4 END, updated_at = now()
-    WHERE name = $1
+    SET paused = $paused, position = $position, next_tick = $next_tick,
+        next_at = CASE WHEN queued <> '{}' THEN now() ELSE $next_tick END, updated_at = now()
+    WHERE name = $name
     RETURNING *
 )
 SELECT c.*, pg_notify('penstock_schedules', c.name) FROM changed c;
@@ -90,14 +91,12 @@ UPDATE schedule s
 SET position = a.position, next_tick = a.next_tick, next_at = a.next_at, queued = a.queued::timestamptz[],
     queue_at = a.queue_at, last_tick = coalesce(a.last_tick, s.last_tick), started = s.started + a.started,
     error = CASE WHEN a.decided THEN a.error ELSE s.error END
-FROM unnest($1::text[], $2::timestamptz[], $3::timestamptz[], $4::timestamptz[], $5::text[], $6::timestamptz[],
-            $7::timestamptz[], $8::integer[], $9::text[], $10::boolean[])
-     AS a (name, position, next_tick, next_at, queued, queue_at, last_tick, started, error, decided)
+FROM unnest({{$schedule_advance}}) AS a ({{schedule_advance}})
 WHERE s.name = a.name;
 
 -- name: record_skips
-INSERT INTO schedule_skip (schedule, first_tick, last_tick, ticks, reason, detail)
-SELECT * FROM unnest($1::text[], $2::timestamptz[], $3::timestamptz[], $4::integer[], $5::text[], $6::text[]);
+INSERT INTO schedule_skip ({{schedule_skip}})
+SELECT * FROM unnest({{$schedule_skip}});
 
 -- name: skips
 -- The latest first, before id $2.

@@ -15,7 +15,7 @@ RETURNING namespace, url, state, count, failures, rate, attempts,
 -- name: save
 -- Saves targets; returns those that still belonged to the owner.
 WITH locked AS MATERIALIZED (
-    SELECT namespace, url FROM callback_target WHERE url = ANY ($3::text[]) AND owner = $1
+    SELECT namespace, url FROM callback_target WHERE url = ANY ($url::text[]) AND owner = $owner
     ORDER BY namespace, url FOR NO KEY UPDATE
 )
 UPDATE callback_target t
@@ -26,9 +26,8 @@ SET state = CASE WHEN t.state = 'disabled' THEN t.state WHEN i.abnormal THEN 'ab
     failures = i.failures,
     attempts = i.attempts::jsonb,
     changed_at = CASE WHEN t.state <> 'disabled' AND (t.state = 'abnormal') <> i.abnormal THEN now() ELSE t.changed_at END
-FROM unnest($2::text[], $3::text[], $4::boolean[], $5::integer[], $6::double precision[], $7::double precision[],
-            $8::integer[], $9::text[]) AS i (namespace, url, abnormal, count, slow_at_s, called_at_s, failures, attempts)
-WHERE t.url = ANY (ARRAY(SELECT url FROM locked)) AND t.url = i.url AND t.namespace = i.namespace AND t.owner = $1
+FROM unnest({{$saved_target}}) AS i ({{saved_target}})
+WHERE t.url = ANY (ARRAY(SELECT url FROM locked)) AND t.url = i.url AND t.namespace = i.namespace AND t.owner = $owner
 RETURNING t.namespace, t.url;
 
 -- name: find_abnormal
@@ -74,15 +73,15 @@ WITH changed AS (
 SELECT url, pg_notify('penstock_targets', namespace || ' ' || url) FROM changed;
 
 -- name: disable_gone
--- Disables targets whose answer said just now that they are gone. The owner $4 knows of them; any
+-- Disables targets whose answer said just now that they are gone. Their `owner` knows of them; any
 -- other process is notified.
 WITH changed AS (
     INSERT INTO callback_target AS t (namespace, url, state, why, called_at, gone_at)
     SELECT namespace, url, 'disabled', why, now(), now()
-    FROM unnest($1::text[], $2::text[], $3::text[]) AS i (namespace, url, why) ORDER BY namespace, url
+    FROM unnest($namespace::text[], $url::text[], $why::text[]) AS i (namespace, url, why) ORDER BY namespace, url
     ON CONFLICT (namespace, url) DO UPDATE SET
         state = 'disabled', why = excluded.why, changed_at = now(), called_at = now(), gone_at = now(),
-        owner = CASE WHEN t.owner = $4 THEN t.owner END
+        owner = CASE WHEN t.owner = $owner THEN t.owner END
     WHERE t.state <> 'disabled'
     RETURNING namespace, url, owner
 )
@@ -120,58 +119,60 @@ ORDER BY namespace;
 SELECT state, why, rate FROM callback_target WHERE namespace = $1 AND url = $2 FOR UPDATE;
 
 -- name: find
--- A page in the order of URL and namespace, after URL $2 of namespace $1. $3 and $4 bound a prefix.
+-- A page in the order of URL and namespace, after `after_url` of `after_namespace`. `from_url` and
+-- `until_url` bound a prefix.
 -- It filters by state in a walk over the index, because nearly all targets are normal.
 SELECT namespace, url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
 FROM callback_target
-WHERE (url, namespace) > ($2, $1) AND url >= $3 AND url < $4
-  AND ($6::text IS NULL OR state = $6)
-ORDER BY url, namespace LIMIT $5;
+WHERE (url, namespace) > ($after_url, $after_namespace) AND url >= $from_url AND url < $until_url
+  AND ($state::text IS NULL OR state = $state)
+ORDER BY url, namespace LIMIT $limit;
 
 -- name: find_in_state
 -- As `find`, for a state other than normal, which has a partial index.
 SELECT namespace, url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
 FROM callback_target
-WHERE (url, namespace) > ($2, $1) AND url >= $3 AND url < $4
-  AND state <> 'normal' AND state = $6
-ORDER BY url, namespace LIMIT $5;
+WHERE (url, namespace) > ($after_url, $after_namespace) AND url >= $from_url AND url < $until_url
+  AND state <> 'normal' AND state = $state
+ORDER BY url, namespace LIMIT $limit;
 
 -- name: find_within
 -- As `find`, in some namespaces: merges a page of each.
 SELECT f.*
-FROM unnest($7::text[]) AS n (namespace)
+FROM unnest($namespaces::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
     SELECT namespace, url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
     FROM callback_target t
-    WHERE t.namespace = n.namespace AND url >= $2 AND (url <> $2 OR n.namespace COLLATE "C" > $1)
-      AND url >= $3 AND url < $4 AND ($6::text IS NULL OR state = $6)
-    ORDER BY url LIMIT $5
+    WHERE t.namespace = n.namespace AND url >= $after_url AND (url <> $after_url OR n.namespace COLLATE "C" > $after_namespace)
+      AND url >= $from_url AND url < $until_url AND ($state::text IS NULL OR state = $state)
+    ORDER BY url LIMIT $limit
 ) f
-ORDER BY f.url, f.namespace LIMIT $5;
+ORDER BY f.url, f.namespace LIMIT $limit;
 
 -- name: find_in_state_within
 -- As `find_in_state`, in some namespaces.
 SELECT f.*
-FROM unnest($7::text[]) AS n (namespace)
+FROM unnest($namespaces::text[]) AS n (namespace)
 CROSS JOIN LATERAL (
     SELECT namespace, url, state, why, count, slow_at, called_at, failures, rate, attempts, owner, changed_at
     FROM callback_target t
-    WHERE t.namespace = n.namespace AND url >= $2 AND (url <> $2 OR n.namespace COLLATE "C" > $1)
-      AND url >= $3 AND url < $4 AND state <> 'normal' AND state = $6
-    ORDER BY url LIMIT $5
+    WHERE t.namespace = n.namespace AND url >= $after_url AND (url <> $after_url OR n.namespace COLLATE "C" > $after_namespace)
+      AND url >= $from_url AND url < $until_url AND state <> 'normal' AND state = $state
+    ORDER BY url LIMIT $limit
 ) f
-ORDER BY f.url, f.namespace LIMIT $5;
+ORDER BY f.url, f.namespace LIMIT $limit;
 
 -- name: delete_unused
--- Among the $3 targets after URL $2 of namespace $1, deletes those that are normal with count 0, or
--- gone and without held callbacks, that have no rate of their own, and were not called or changed
--- for $4 seconds. It skips rows that another transaction has locked, and checks each row again
--- before the deletion. Returns the last target of the page, unless it was the last page.
+-- Among the next `limit` targets after `after_url` of `after_namespace`, deletes those that are
+-- normal with count 0, or gone and without held callbacks, that have no rate of their own, and were
+-- not called or changed for `unused_s` seconds. It skips rows that another transaction has locked,
+-- and checks each row again before the deletion. Returns the last target of the page, unless it was
+-- the last page.
 WITH scanned AS (
     SELECT namespace, url, (state = 'normal' AND count = 0 OR gone_at IS NOT NULL) AND rate IS NULL
-                           AND greatest(called_at, changed_at) < now() - make_interval(secs => $4) AS unused
-    FROM callback_target WHERE (url, namespace) > ($2, $1)
-    ORDER BY url, namespace LIMIT $3
+                           AND greatest(called_at, changed_at) < now() - make_interval(secs => $unused_s) AS unused
+    FROM callback_target WHERE (url, namespace) > ($after_url, $after_namespace)
+    ORDER BY url, namespace LIMIT $limit
 ), unused AS (
     SELECT s.namespace, s.url FROM scanned s
     WHERE s.unused
@@ -185,32 +186,33 @@ WITH scanned AS (
     DELETE FROM callback_target t USING chosen c
     WHERE t.url = ANY (ARRAY(SELECT url FROM chosen)) AND t.url = c.url AND t.namespace = c.namespace
       AND (state = 'normal' AND count = 0 OR gone_at IS NOT NULL) AND rate IS NULL
-      AND greatest(called_at, changed_at) < now() - make_interval(secs => $4)
+      AND greatest(called_at, changed_at) < now() - make_interval(secs => $unused_s)
     RETURNING t.url
 ), last AS (
     SELECT namespace, url FROM scanned ORDER BY url DESC, namespace DESC LIMIT 1
 )
 SELECT (SELECT count(*) FROM removed)::integer AS deleted, l.namespace, l.url
-FROM (SELECT count(*) = $3 AS more FROM scanned) m
+FROM (SELECT count(*) = $limit AS more FROM scanned) m
 LEFT JOIN last l ON m.more;
 
 -- name: backlog
--- Counts the unfinished callbacks of some targets. Held ones are counted by their index, up to $4
--- per target. Pending ones have no index by target, because it lowered the rate of inserts, claims
--- and outcomes to 0.73 (median of four runs). They are counted among the first $3 that are due,
--- which takes 50 ms for 20,000. `complete` says whether the counts are exact.
+-- Counts the unfinished callbacks of some targets. Held ones are counted by their index, up to
+-- `most_held` per target. Pending ones have no index by target, because it lowered the rate of
+-- inserts, claims and outcomes to 0.73 (median of four runs). They are counted among the first
+-- `most_pending` that are due, which takes 50 ms for 20,000. `complete` says whether the counts are
+-- exact.
 WITH due AS MATERIALIZED (
-    SELECT namespace, target, diverted OR attempt > 0 AS is_diverted FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $3
+    SELECT namespace, target, diverted OR attempt > 0 AS is_diverted FROM callback WHERE state = 'pending' ORDER BY due_at LIMIT $most_pending
 ), pending AS (
     SELECT namespace, target, count(*) FILTER (WHERE NOT is_diverted) AS normal, count(*) FILTER (WHERE is_diverted) AS diverted
-    FROM due WHERE target = ANY ($2::text[]) GROUP BY namespace, target
+    FROM due WHERE target = ANY ($url::text[]) GROUP BY namespace, target
 )
 SELECT i.namespace, i.url, coalesce(p.normal, 0) AS normal, coalesce(p.diverted, 0) AS diverted, h.held,
-       h.held < $4 AND (SELECT count(*) FROM due) < $3 AS complete
-FROM unnest($1::text[], $2::text[]) AS i (namespace, url)
+       h.held < $most_held AND (SELECT count(*) FROM due) < $most_pending AS complete
+FROM unnest($namespace::text[], $url::text[]) AS i (namespace, url)
 CROSS JOIN LATERAL (
     SELECT count(*) AS held
-    FROM (SELECT FROM callback WHERE state = 'held' AND namespace = i.namespace AND target = i.url LIMIT $4) c
+    FROM (SELECT FROM callback WHERE state = 'held' AND namespace = i.namespace AND target = i.url LIMIT $most_held) c
 ) h
 LEFT JOIN pending p ON p.target = i.url AND p.namespace = i.namespace;
 

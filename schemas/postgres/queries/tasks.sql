@@ -8,24 +8,23 @@ SELECT set_config('lock_timeout', '2ms', true);
 -- name: submit
 -- Inserts a batch. A task whose idempotency key exists already is not inserted. Notifies task-sync
 -- of each type.
--- A batch that was read from topic $1, partition $2, moves the reader's offset from $3 to $4, and
--- its identity from $5 to $6. When they are not $3 and $5, another process reads the partition now,
--- and nothing is inserted.
--- Returns one row without an id, then the inserted tasks; no row when the offset was not $3.
+-- A batch that was read from a topic moves the reader's offset from `first_offset` to
+-- `next_offset`, and its identity from `identity` to `next_identity`. When they are not
+-- `first_offset` and `identity`, another process reads the partition now, and nothing is inserted.
+-- Returns one row without an id, then the inserted tasks; no row when the offset was another.
 WITH moved AS (
-    UPDATE ingested SET next_offset = $4, identity = $6::text
-    WHERE topic = $1 AND partition = $2 AND next_offset = $3 AND identity IS NOT DISTINCT FROM $5::text
+    UPDATE ingested SET next_offset = $next_offset, identity = $next_identity::text
+    WHERE topic = $topic AND partition = $partition AND next_offset = $first_offset AND identity IS NOT DISTINCT FROM $identity::text
       -- A lock of another transaction, here or in `inserted`, may last without end. The limit holds for
       -- the rest of the caller's transaction. It is random: of two submissions that wait for each
       -- other, only one ends.
       AND (SELECT set_config('lock_timeout', coalesce(nullif(current_setting('lock_timeout'), '0'), 400 + floor(200 * random()) || 'ms'), true)) IS NOT NULL
     RETURNING 1
 ), allowed AS (
-    SELECT 1 WHERE $1::text IS NULL UNION ALL SELECT 1 FROM moved
+    SELECT 1 WHERE $topic::text IS NULL UNION ALL SELECT 1 FROM moved
 ), input AS (
     SELECT *
-    FROM unnest({{submitted_parameters}})
-         WITH ORDINALITY AS i ({{submitted_columns}}, ordinal)
+    FROM unnest({{$submitted}}) WITH ORDINALITY AS i ({{submitted}}, ordinal)
 ), inserted AS (
     INSERT INTO task (state, stage, callbacks, events, labels, key, {{verbatim_columns}})
     SELECT CASE WHEN i.due_at > now() THEN 'scheduled' ELSE 'ready' END,

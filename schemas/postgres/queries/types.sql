@@ -2,22 +2,24 @@
 
 -- name: register
 -- Inserts a type, or updates all columns of it but `partitions`, and notifies the caches of all
--- services. A NULL in $14 keeps `paused`: a deployment that registers its types again must not
+-- services. NULL keeps `paused`: a deployment that registers its types again must not
 -- resume them.
 WITH registered AS (
     INSERT INTO task_type AS t (name, first_stage, partitions, lease_ms, max_attempts,
                                 retry_base_ms, retry_factor, retry_max_ms, retry_jitter, events,
                                 max_losses, late_results, callbacks,
                                 paused, max_in_flight, starts_per_s, max_per_key, fair, ageing_s, finish_first, idempotency, no_handler_s, keyed)
-    VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13,
-            coalesce($14::boolean, false), $15, $16, $17::integer, $18::boolean, $19, $20, $21, $22, $17::integer IS NOT NULL OR $18::boolean)
+    VALUES ($name, $first_stage, $partitions, $lease_ms, $max_attempts, $retry_base_ms, $retry_factor, $retry_max_ms,
+            $retry_jitter, $events, $max_losses, $late_results, $callbacks, coalesce($paused::boolean, false),
+            $max_in_flight, $starts_per_s, $max_per_key::integer, $fair::boolean, $ageing_s, $finish_first, $idempotency,
+            $no_handler_s, $max_per_key::integer IS NOT NULL OR $fair::boolean)
     ON CONFLICT (name) DO UPDATE
     SET first_stage = excluded.first_stage, lease_ms = excluded.lease_ms, max_attempts = excluded.max_attempts,
         retry_base_ms = excluded.retry_base_ms, retry_factor = excluded.retry_factor,
         retry_max_ms = excluded.retry_max_ms, retry_jitter = excluded.retry_jitter, events = excluded.events,
         max_losses = excluded.max_losses, late_results = excluded.late_results,
         callbacks = excluded.callbacks,
-        paused = coalesce($14::boolean, t.paused), max_in_flight = excluded.max_in_flight,
+        paused = coalesce($paused::boolean, t.paused), max_in_flight = excluded.max_in_flight,
         starts_per_s = excluded.starts_per_s, max_per_key = excluded.max_per_key, fair = excluded.fair,
         ageing_s = excluded.ageing_s, finish_first = excluded.finish_first,
         idempotency = excluded.idempotency, no_handler_s = excluded.no_handler_s,

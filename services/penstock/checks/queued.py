@@ -93,8 +93,14 @@ class Queued(Check):
         Raises:
             PostgresUnavailable: perhaps no task is.
         """
-        columns = zip(*((each.task_id, each.step, each.attempt) for each in attempt_ids), strict=True)
-        rows = await checks.fetch(self.system.pool, "checks.release_again", *map(list, columns), self._since)
+        rows = await checks.fetch(
+            self.system.pool,
+            "checks.release_again",
+            id=[each.task_id for each in attempt_ids],
+            step=[each.step for each in attempt_ids],
+            attempt=[each.attempt for each in attempt_ids],
+            since=self._since,
+        )
         return len(rows)
 
     async def repair(self, _writers: Writers, /) -> int:

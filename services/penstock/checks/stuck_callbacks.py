@@ -143,9 +143,14 @@ class StuckCallbacks(Check):
             columns = zip(*self._unclaimed[begin : begin + BATCH], strict=True)
             done += len(await checks.fetch(self.system.pool, "checks.divert", *columns))
         if self._uncalled:
-            targets = target_columns(self._uncalled)
+            namespaces, urls = target_columns(self._uncalled)
             done += await checks.repeat(
-                self.system.pool, "checks.divert_uncalled", BATCH, *targets, UNCALLED_S
+                self.system.pool,
+                "checks.divert_uncalled",
+                limit=BATCH,
+                namespace=namespaces,
+                url=urls,
+                uncalled_s=UNCALLED_S,
             )
         return done
 

@@ -91,10 +91,9 @@ class TaskType:
         """The JSON object in answers, without the values of headers."""
         return {**self._fields(), "callbacks": subscription.masked(self.callbacks)}
 
-    def columns(self) -> list[Any]:
-        """The values of its row."""
-        fields = {**self._fields(), "callbacks": subscription.to_columns(self.callbacks) or None}
-        return list(fields.values())
+    def columns(self) -> dict[str, Any]:
+        """The values of its row, by column."""
+        return {**self._fields(), "callbacks": subscription.to_columns(self.callbacks) or None}
 
     def _fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

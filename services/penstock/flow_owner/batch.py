@@ -18,7 +18,7 @@ from penstock.postgres import flow_writes, flows
 from penstock.postgres.flow_writes import NewChild, NewLimit, NewNote, NewTask, NewWait, Wake
 from penstock.postgres.flows import SHARDS, FlowRow, NodeRow
 from penstock.postgres.outbox import PendingEvent, enqueue
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute
 
 NodeKey = tuple[int, str]
 
@@ -146,7 +146,7 @@ class Batch:
 
     async def command_children(self, flow: FlowRow, name: str | None, kind: str) -> None:
         """Passes a command on to the child flows of a flow, or of one of its nodes."""
-        await self.connection.execute(query("flows.command_children"), flow.id, name, kind)
+        await execute(self.connection, "flows.command_children", flow.id, name, kind)
         self.noted.add(flow.root_id % SHARDS)
 
     async def load_flows(self, ids: Iterable[int]) -> None:

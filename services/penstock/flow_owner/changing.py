@@ -13,7 +13,7 @@ from penstock.flow_owner.batch import Batch
 from penstock.flow_owner.starting import with_defaults
 from penstock.postgres import flow_writes
 from penstock.postgres.flows import FlowRow
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute
 
 
 async def change_version(batch: Batch, flow: FlowRow, command: Recovered) -> Recovered | None:
@@ -50,10 +50,8 @@ async def change_version(batch: Batch, flow: FlowRow, command: Recovered) -> Rec
             inputs = batch.scope(flow).encoded(given, namespace_of(flow.name), "inputs")
         except InvalidExpression:
             return None
-    await batch.connection.execute(
-        query("flows.keep_history"), flow.id, sorted(moved.gone), flow.state.generation
-    )
-    await batch.connection.execute(query("flows.delete_nodes"), flow.id, sorted(moved.gone))
+    await execute(batch.connection, "flows.keep_history", flow.id, sorted(moved.gone), flow.state.generation)
+    await execute(batch.connection, "flows.delete_nodes", flow.id, sorted(moved.gone))
     for name in moved.gone:
         batch.nodes.pop((flow.id, name))
     for name, state in moved.nodes.items():

@@ -14,7 +14,7 @@ from penstock.core.flow.plan import NodeKind, Plan
 from penstock.core.flow.repeated import RepeatedDecisions
 from penstock.errors import InvalidExpression, NotFound
 from penstock.flows.expressions import ITEM_VARIABLES, expressions_of
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch
 
 # Definitions that one process keeps. A thousand nodes take about a megabyte.
 _KEPT = 500
@@ -84,8 +84,8 @@ class Definitions:
         missing = {key for key in wanted if key not in self._known}
         if not missing:
             return
-        rows = await connection.fetch(
-            query("flows.definitions"), [key[0] for key in missing], [key[1] for key in missing]
+        rows = await fetch(
+            connection, "flows.definitions", [key[0] for key in missing], [key[1] for key in missing]
         )
         for row in rows:
             self._known[row["name"], row["version"]] = Definition(orjson.loads(row["definition"]))

@@ -19,7 +19,7 @@ from penstock.postgres import advance
 from penstock.postgres.flow_writes import NewNote, Wake
 from penstock.postgres.flows import FlowRow, ParentPlace
 from penstock.postgres.outbox import PendingEvent
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow, query
 from penstock.postgres.tasks import context_of
 
 # Tasks that one transaction cancels.
@@ -155,7 +155,7 @@ async def cancel(batch: Batch, flow: FlowRow, name: str | None) -> None:
     """Cancels what runs in a flow, or in one of its nodes; each child reports its end."""
     await batch.write()
     connection = batch.connection
-    found = await connection.fetch(query("flows.live_tasks"), flow.id, name, CANCEL_CHUNK)
+    found = await fetch(connection, "flows.live_tasks", flow.id, name, CANCEL_CHUNK)
     if found:
         ids = [record["id"] for record in found]
         _cancelled, entry = await advance.cancel_within(connection, ids, source=batch.source)
@@ -164,7 +164,7 @@ async def cancel(batch: Batch, flow: FlowRow, name: str | None) -> None:
         batch.notes.append(NewNote(root_id=flow.root_id, flow_id=flow.id, kind="cancel_live", node=name))
         return
     await batch.command_children(flow, name, "cancel")
-    for record in await connection.fetch(query("flows.unwait"), flow.id, name):
+    for record in await fetch(connection, "flows.unwait", flow.id, name):
         batch.add(flow.id, Ended(record["node"], record["generation"], Outcome.CANCELLED))
 
 
@@ -250,7 +250,7 @@ async def _reason(batch: Batch, flow: FlowRow) -> str | None:
         row = batch.nodes.get((flow.id, name))
         if row is not None and row.state.status is NodeStatus.FAILED:
             return _failed(name, row.state.status.value, row.state.reason)
-    found = await batch.connection.fetchrow(query("flows.first_failed"), flow.id)
+    found = await fetchrow(batch.connection, "flows.first_failed", flow.id)
     return _failed(found["name"], found["status"], found["reason"]) if found else None
 
 

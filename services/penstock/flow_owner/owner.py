@@ -25,7 +25,7 @@ from penstock.postgres import flows
 from penstock.postgres.flow_starts import CHANNEL, match_events, match_runs
 from penstock.postgres.flows import SHARDS, FlowsLocked
 from penstock.postgres.ownership import Group, Ownership, lock, unlock
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch
 from penstock.postgres.session import Session
 
 log = logging.getLogger(__name__)
@@ -260,10 +260,10 @@ class Owner:
         each_due = limit or max(1, self._rows // max(1, len(self._owned)))
         held = list(self.held)
         async with self._session.connection() as connection, connection.transaction():
-            inbox = await connection.fetch(query("flows.take"), shards, each, held) if shards else []
+            inbox = await fetch(connection, "flows.take", shards, each, held) if shards else []
             due = []
             if is_due:
-                due = await connection.fetch(query("flows.due"), sorted(self._owned), each_due, held)
+                due = await fetch(connection, "flows.due", sorted(self._owned), each_due, held)
             roots = self._touched = {row["root_id"] for row in (*inbox, *due)}
             source = self._settings.event_source
             batch = Batch(connection, self._definitions, self._contents, source, self._rows)

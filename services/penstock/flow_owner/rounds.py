@@ -50,7 +50,7 @@ from penstock.flow_owner.ending import cancel, child_end, collect_output, end_fl
 from penstock.flow_owner.starting import open_items, reopen_items, start
 from penstock.postgres.flow_writes import NewLimit, NewNote
 from penstock.postgres.flows import FlowRow, NodeRow, ParentPlace, json_of
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch
 from penstock.postgres.tasks import context_of
 
 _OUTCOMES = {
@@ -171,7 +171,7 @@ def _loaded_nodes(batch: Batch, flow: FlowRow) -> Iterable[tuple[str, NodeRow]]:
 
 async def _keep_history(batch: Batch, flow: FlowRow, decision: Decision) -> None:
     ended = [name for name in decision.nodes if batch.nodes[flow.id, name].state.status in FINAL_NODES]
-    await batch.connection.execute(query("flows.keep_history"), flow.id, ended, flow.state.generation)
+    await execute(batch.connection, "flows.keep_history", flow.id, ended, flow.state.generation)
 
 
 async def _merge(batch: Batch, flow: FlowRow, decision: Decision) -> None:
@@ -216,7 +216,7 @@ async def _act(batch: Batch, flow: FlowRow, action: Action) -> None:
 async def _visit(batch: Batch, flow: FlowRow, decision: Decision) -> None:
     names = set(decision.visit)
     if decision.visit_eligible:
-        found = await batch.connection.fetch(query("flows.eligible"), flow.id)
+        found = await fetch(batch.connection, "flows.eligible", flow.id)
         names |= {record["name"] for record in found}
         names |= {
             name
@@ -323,7 +323,7 @@ async def _runs(batch: Batch, inbox: Sequence[asyncpg.Record]) -> dict[int, asyn
     ids = [run for record in inbox if (run := _run_of(record)) is not None]
     if not ids:
         return {}
-    return {record["id"]: record for record in await batch.connection.fetch(query("flows.runs"), ids)}
+    return {record["id"]: record for record in await fetch(batch.connection, "flows.runs", ids)}
 
 
 def _run_end(
@@ -351,9 +351,7 @@ async def _event_data(batch: Batch, inbox: Sequence[asyncpg.Record]) -> dict[tup
     keys = [_event_key(record) for record in inbox if record["kind"] == "event" and not _run_of(record)]
     if not keys:
         return {}
-    found = await batch.connection.fetch(
-        query("flows.events"), [key[0] for key in keys], [key[1] for key in keys]
-    )
+    found = await fetch(batch.connection, "flows.events", [key[0] for key in keys], [key[1] for key in keys])
     return {(row["namespace"], row["id"]): json_of(row, "data") for row in found}
 
 
@@ -362,8 +360,9 @@ async def _read_due(batch: Batch, due: Sequence[asyncpg.Record]) -> None:
     starts = [record for record in due if record["kind"] == Limit.START_WITHIN]
     claimed: set[tuple[int, str, int]] = set()
     if starts:
-        found = await batch.connection.fetch(
-            query("flows.claimed"),
+        found = await fetch(
+            batch.connection,
+            "flows.claimed",
             [record["flow_id"] for record in starts],
             [record["node"] for record in starts],
             [record["generation"] for record in starts],

@@ -31,7 +31,7 @@ from penstock.flow_owner.batch import Batch
 from penstock.flow_owner.evaluation import Item
 from penstock.postgres.flow_writes import NewChild, NewLimit, NewNote, NewTask, NewWait
 from penstock.postgres.flows import FlowRow
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch, fetchval
 
 # Most items of a list: their numbers are integers in the database, and each has a task.
 MAX_ITEMS = 1_000_000
@@ -77,13 +77,19 @@ async def reopen_items(batch: Batch, flow: FlowRow, action: ReopenItems) -> None
     each = batch.definition(flow).nodes[action.node]["each"]
     await batch.write()
     # The cursor may have moved in the same decision; items behind it have no child yet.
-    arguments = (flow.id, action.node, action.generation, row.state.items.opened, action.count)
+    items = {
+        "flow_id": flow.id,
+        "node": action.node,
+        "generation": action.generation,
+        "below": row.state.items.opened,
+        "most": action.count,
+    }
     if each["kind"] == NodeKind.TASK:
-        found = await batch.connection.fetch(query("flows.reopen_tasks"), *arguments)
+        found = await fetch(batch.connection, "flows.reopen_tasks", **items)
         indexes = [record["item"] for record in found]
         await _open(batch, flow, action.node, action.generation, indexes)
     else:
-        found = await batch.connection.fetch(query("flows.reopen_flows"), *arguments)
+        found = await fetch(batch.connection, "flows.reopen_flows", **items)
         indexes = [record["item"] for record in found]
         continued = {record["id"] for record in found if record["id"] is not None}
         await _continue(batch, continued, action.generation)
@@ -135,7 +141,7 @@ async def _load_types(batch: Batch, children: Iterable[Any]) -> None:
         child["type"] for child in children if isinstance(child, dict) and isinstance(child.get("type"), str)
     }
     if unknown := names - batch.types:
-        found = await batch.connection.fetch(query("flows.known_types"), sorted(unknown))
+        found = await fetch(batch.connection, "flows.known_types", sorted(unknown))
         batch.types |= {record["name"] for record in found}
 
 
@@ -178,7 +184,7 @@ def _text_of(child: Item, name: str) -> str | None:
 
 async def _start_child(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -> None:
     if action.recovers:
-        child = await batch.connection.fetchval(query("flows.child"), flow.id, action.node, None)
+        child = await fetchval(batch.connection, "flows.child", flow.id, action.node, None)
         if child is not None:
             await _continue(batch, {child}, action.generation)
             return
@@ -190,7 +196,7 @@ async def _continue(batch: Batch, children: set[int], generation: int) -> None:
     if not children:
         return
     await batch.load_flows(children)
-    await batch.connection.execute(query("flows.adopt"), sorted(children), [generation] * len(children))
+    await execute(batch.connection, "flows.adopt", sorted(children), [generation] * len(children))
     for child_id in sorted(children):
         child = batch.loaded[child_id]
         assert child.parent is not None

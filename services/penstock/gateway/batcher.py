@@ -14,7 +14,7 @@ from penstock.concurrency.batcher import Batcher
 from penstock.errors import LockConflict, Throttled, Unavailable, ValueRefused
 from penstock.postgres.connection import acquired_connection, translated
 from penstock.postgres.halving import in_halves
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute
 
 # A larger statement is no faster, and delays the requests behind it.
 ROWS_PER_STATEMENT = 1_000
@@ -123,7 +123,7 @@ class SubmissionBatcher(Generic[S, R]):
 
         with translated():
             async with connection.transaction():
-                await connection.execute(query("tasks.wait_briefly"))
+                await execute(connection, "tasks.wait_briefly")
                 parts = await in_halves(submissions, insert)
         return [
             outcome

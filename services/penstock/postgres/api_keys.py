@@ -53,13 +53,13 @@ async def create(
     [row] = await fetch(
         executor,
         "api_keys.create",
-        key_id,
-        name,
-        digest,
-        role.value,
-        None if namespaces is None else sorted(namespaces),
-        rate,
-        expires_at,
+        id=key_id,
+        name=name,
+        digest=digest,
+        role=role.value,
+        namespaces=None if namespaces is None else sorted(namespaces),
+        rate=rate,
+        expires_at=expires_at,
     )
     return row
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import asyncpg
 
+from penstock.postgres.columns import LISTS
 from penstock.postgres.queries import execute, fetch, fetchval
 
 # Time, actor, route, path, status, remote address, and the JSON text of what was changed.
@@ -20,8 +21,8 @@ async def write(executor: Any, entries: Iterable[Entry]) -> None:
     Raises:
         PostgresUnavailable: the entries may be inserted or not.
     """
-    columns = [list(column) for column in zip(*entries, strict=True)]
-    await execute(executor, "audit.write", *columns)
+    columns = map(list, zip(*entries, strict=True))
+    await execute(executor, "audit.write", **dict(zip(LISTS["audit_entry"], columns, strict=True)))
 
 
 async def prune(executor: Any, days: int, *, limit: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import execute, fetch, fetchrow, fetchval, query
+from penstock.postgres.queries import execute, fetch, fetchrow, fetchval
 
 STATES = ("running", "done", "stopped", "failed")
 
@@ -41,16 +41,16 @@ async def create(
     row: asyncpg.Record = await fetchrow(
         connection,
         "backfills.create",
-        schedule,
-        since,
-        until,
-        rate,
-        max_running,
-        rerun,
-        position,
-        total,
-        asked_by,
-        actor,
+        schedule=schedule,
+        since=since,
+        until=until,
+        rate=rate,
+        max_running=max_running,
+        rerun=rerun,
+        position=position,
+        total=total,
+        asked_by=asked_by,
+        actor=actor,
     )
     return row
 
@@ -79,7 +79,9 @@ async def find(
         PostgresUnavailable: the database is unavailable.
     """
     visible = None if namespaces is None else sorted(namespaces)
-    return await fetch(executor, "backfills.list", schedule, visible, before, limit)
+    return await fetch(
+        executor, "backfills.list", schedule=schedule, visible=visible, before=before, limit=limit
+    )
 
 
 async def counts(executor: Any, backfill_ids: Sequence[int]) -> dict[int, dict[str, int]]:
@@ -90,7 +92,7 @@ async def counts(executor: Any, backfill_ids: Sequence[int]) -> dict[int, dict[s
     """
     found: dict[int, dict[str, int]] = {backfill_id: {} for backfill_id in backfill_ids}
     with translated():
-        for row in await executor.fetch(query("backfills.counts"), list(backfill_ids)):
+        for row in await fetch(executor, "backfills.counts", list(backfill_ids)):
             found[row["backfill"]][row["status"]] = row["flows"]
     return found
 
@@ -109,9 +111,9 @@ async def stop(connection: Any, backfill_id: int, stopped_by: str, *, cancel: bo
     """
     with translated():
         # Waits for a batch that is being started, so that its flows are cancelled, too.
-        await connection.execute(query("backfills.stop"), backfill_id, stopped_by)
+        await execute(connection, "backfills.stop", backfill_id, stopped_by)
         if cancel:
-            await connection.execute(query("backfills.cancel_running"), backfill_id)
+            await execute(connection, "backfills.cancel_running", backfill_id)
 
 
 async def claim(connection: Any, ended: Collection[str]) -> asyncpg.Record | None:
@@ -176,7 +178,15 @@ async def advance(
         PostgresUnavailable: nothing is written.
     """
     await execute(
-        connection, "backfills.advance", backfill_id, position, started, already_run, refused, wait_s, ended
+        connection,
+        "backfills.advance",
+        id=backfill_id,
+        position=position,
+        started=started,
+        already_run=already_run,
+        refused=refused,
+        wait_s=wait_s,
+        ended=ended,
     )
 
 

@@ -67,7 +67,14 @@ async def enqueue(connection: Any, rows: Sequence[OutboxRow]) -> None:
         PostgresUnavailable: nothing was written.
     """
     for row in rows:
-        await execute(connection, "callback_outbox.enqueue", row.id, row.topic, row.keys, row.records)
+        await execute(
+            connection,
+            "callback_outbox.enqueue",
+            id=row.id,
+            topic=row.topic,
+            keys=row.keys,
+            records=row.records,
+        )
 
 
 async def unpublished(executor: Any, topic: str, *, age_s: float, limit: int) -> list[OutboxRow]:
@@ -109,10 +116,10 @@ async def park(executor: Any, row: OutboxRow, error: RecordsRefused) -> None:
     await execute(
         executor,
         "callback_outbox.park",
-        row.id,
-        [row.keys[position] for position in positions],
-        [row.records[position] for position in positions],
-        error.records[positions[0]],
+        id=row.id,
+        keys=[row.keys[position] for position in positions],
+        records=[row.records[position] for position in positions],
+        refused=error.records[positions[0]],
     )
 
 

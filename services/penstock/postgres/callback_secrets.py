@@ -86,14 +86,16 @@ async def create(
     [row] = await fetch(
         connection,
         "callback_secrets.create",
-        stored.id,
-        *stored.scope,
-        stored.scheme.value,
-        *(stored.sealed or (None, None)),
-        stored.reference,
-        stored.public_key,
-        created_by,
-        wider_s,
+        id=stored.id,
+        namespace=stored.scope.namespace,
+        url=stored.scope.url,
+        scheme=stored.scheme.value,
+        key_id=stored.sealed and stored.sealed.key_id,
+        sealed=stored.sealed and stored.sealed.data,
+        reference=stored.reference,
+        public_key=stored.public_key,
+        created_by=created_by,
+        wider_s=wider_s,
     )
     return row
 
@@ -118,7 +120,16 @@ async def find(
     Raises:
         PostgresUnavailable: no server.
     """
-    return await fetch(executor, "callback_secrets.find", namespaces, *after, url, limit)
+    return await fetch(
+        executor,
+        "callback_secrets.find",
+        namespaces=namespaces,
+        after_namespace=after[0],
+        after_url=after[1],
+        after_id=after[2],
+        url=url,
+        limit=limit,
+    )
 
 
 async def lock(connection: Any, secret_id: str) -> asyncpg.Record:
@@ -174,7 +185,14 @@ async def reseal_all(executor: Any, sealer: Sealer) -> int:
         for row in rows:
             identity = stored_in(row).identity
             resealed = sealer.seal(sealer.open(Sealed(row["key_id"], row["sealed"]), identity), identity)
-            changed = await fetch(executor, "callback_secrets.reseal", row["id"], row["sealed"], *resealed)
+            changed = await fetch(
+                executor,
+                "callback_secrets.reseal",
+                id=row["id"],
+                sealed=row["sealed"],
+                new_key_id=resealed.key_id,
+                new_sealed=resealed.data,
+            )
             count += len(changed)
         if len(rows) < _RESEALED_AT_ONCE:
             return count

@@ -15,7 +15,7 @@ from penstock.core.target import TargetId
 from penstock.postgres import callback_outbox, targets
 from penstock.postgres.callback_outbox import OutboxRow
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import execute, fetch, query
+from penstock.postgres.queries import bound, execute, fetch, query
 from penstock.postgres.repeating import transacted
 from penstock.postgres.session import Session
 from penstock.postgres.targets import target_columns
@@ -156,7 +156,10 @@ async def hold(
     """
     if diverted is None:
         diverted = [True] * len(attempts)
-    await execute(executor, "callbacks.hold", *_columns(attempts), list(uncounted), list(diverted))
+    ids, numbers = _columns(attempts)
+    await execute(
+        executor, "callbacks.hold", id=ids, attempt=numbers, spent=list(uncounted), diverted=list(diverted)
+    )
 
 
 async def read_queued(executor: Any, target: TargetId, after: int, limit: int) -> list[tuple[int, Callback]]:
@@ -174,7 +177,14 @@ async def read_queued(executor: Any, target: TargetId, after: int, limit: int) -
     Raises:
         PostgresUnavailable: no server.
     """
-    rows = await fetch(executor, "callbacks.read_queued", *target, after, limit)
+    rows = await fetch(
+        executor,
+        "callbacks.read_queued",
+        namespace=target.namespace,
+        target=target.url,
+        after=after,
+        limit=limit,
+    )
     return [(row["seq"], callback_in(row, target)) for row in rows]
 
 
@@ -191,12 +201,14 @@ async def drain_held(
     Raises:
         PostgresUnavailable: perhaps nothing was written.
     """
+    namespaces, urls = target_columns(wanted)
     rows = await fetch(
         executor,
         "callbacks.drain_held",
-        *target_columns(wanted),
-        list(wanted.values()),
-        [target not in queued for target in wanted],
+        namespace=namespaces,
+        target=urls,
+        most=list(wanted.values()),
+        every=[target not in queued for target in wanted],
     )
     return {TargetId(row["namespace"], row["target"]): row["count"] for row in rows}
 
@@ -227,22 +239,23 @@ async def record_outcomes(
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
     assigned = callback_outbox.assign(records)
-    arguments = (
-        [row.id for row in outcomes],
-        [row.attempt for row in outcomes],
-        [row.state for row in outcomes],
-        [row.error for row in outcomes],
-        [row.due_in_s for row in outcomes],
-        [row.uncounted for row in outcomes],
-        [row_id for row_id, _record in assigned],
-        [record.callback_id for _id, record in assigned],
-        [record.topic for _id, record in assigned],
-        [record.key for _id, record in assigned],
-        [record.value for _id, record in assigned],
+    statement = bound(
+        "callbacks.record_outcomes",
+        id=[row.id for row in outcomes],
+        attempt=[row.attempt for row in outcomes],
+        state=[row.state for row in outcomes],
+        error=[row.error for row in outcomes],
+        due_in=[row.due_in_s for row in outcomes],
+        spent=[row.uncounted for row in outcomes],
+        row=[row_id for row_id, _record in assigned],
+        callback_id=[record.callback_id for _id, record in assigned],
+        topic=[record.topic for _id, record in assigned],
+        key=[record.key for _id, record in assigned],
+        value=[record.value for _id, record in assigned],
     )
 
     async def record(connection: Any) -> set[str]:
-        rows = await connection.fetch(query("callbacks.record_outcomes"), *arguments)
+        rows = await connection.fetch(*statement)
         ended = {row["id"] for row in rows}
         if ordered:
             await connection.execute(query("callbacks.requeue_next"), [*ended.intersection(ordered)])
@@ -272,7 +285,15 @@ async def postpone(
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
-    await execute(pool, "callbacks.postpone", *_columns(attempts), list(due_in_s), list(uncounted))
+    ids, numbers = _columns(attempts)
+    await execute(
+        pool,
+        "callbacks.postpone",
+        id=ids,
+        attempt=numbers,
+        due_in=list(due_in_s),
+        spent=list(uncounted),
+    )
 
 
 async def notify_due(executor: Any, due_in_s: float) -> None:

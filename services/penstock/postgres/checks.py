@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from penstock.core.attempt import AttemptId
+from penstock.postgres import queries
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 
@@ -20,14 +21,13 @@ PAGE = 10_000
 BATCH = 1_000
 
 
-async def fetch(pool: Pool, name: str, *arguments: Any) -> list[asyncpg.Record]:
+async def fetch(pool: Pool, name: str, /, *arguments: Any, **named: Any) -> list[asyncpg.Record]:
     """The rows of a statement; a rule's first argument is how many of them.
 
     Raises:
         PostgresUnavailable: no server; of a repair, perhaps nothing was changed.
     """
-    with translated():
-        return await pool.fetch(query(name), *arguments)
+    return await queries.fetch(pool, name, *arguments, **named)
 
 
 async def counts(pool: Pool, name: str) -> dict[str, int]:
@@ -39,7 +39,7 @@ async def counts(pool: Pool, name: str) -> dict[str, int]:
     return {row[0]: row[1] for row in await fetch(pool, name)}
 
 
-async def repeat(pool: Pool, name: str, *arguments: Any) -> int:
+async def repeat(pool: Pool, name: str, /, *arguments: Any, **named: Any) -> int:
     """Repeats a repair of at most `BATCH` rows until it changes fewer; returns the total.
 
     Raises:
@@ -47,7 +47,7 @@ async def repeat(pool: Pool, name: str, *arguments: Any) -> int:
     """
     total = 0
     while True:
-        changed = len(await fetch(pool, name, *arguments))
+        changed = len(await fetch(pool, name, *arguments, **named))
         total += changed
         if changed < BATCH:
             return total

@@ -1,12 +1,14 @@
-"""The columns of a task: one list for the statements and for the documents of the API.
+"""The lists of columns that statements fill: a new column is one line.
 
-`COLUMNS` has one line for each column of `penstock.task` that a submission fills, that history
-keeps or that answers show. A statement names a list in double braces, and
-`penstock.postgres.queries` puts the list there. `RELEASE_LISTS` are made of the order of release.
+A statement names a list in double braces, and `penstock.postgres.queries` puts the list there. The
+columns of a task are one list for the statements and for the documents of the API: `COLUMNS` has
+one line for each column of `penstock.task` that a submission fills, that history keeps or that
+answers show. `RELEASE_LISTS` are made of the order of release.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.core.release_order import KEYS
@@ -70,9 +72,6 @@ COLUMNS = (
 SUBMITTED = tuple(column for column in COLUMNS if column.parameter is not None)
 SHOWN = tuple(column.name for column in COLUMNS if column.shown)
 
-# The parameters of `tasks.submit` before the columns: where a batch was read.
-_POSITION_PARAMETERS = 6
-
 # Lists of the keys by which ready tasks are released: the whole order, its level, and the place
 # within a level. `_keys` are expressions with their names, `_names` the names, `_position` the
 # elements of an array of values to compare with.
@@ -92,13 +91,191 @@ RELEASE_LISTS = {
     "release_nulls": ("NULL",) * len(KEYS),
 }
 
-# The lists that a statement may name.
-LISTS = {
-    "submitted_parameters": tuple(
-        f"${number}::{column.parameter}[]"
-        for number, column in enumerate(SUBMITTED, _POSITION_PARAMETERS + 1)
-    ),
-    "submitted_columns": tuple(column.name for column in SUBMITTED),
+# The columns of a new root flow that are written as they are given, and those that
+# `flows.start` computes.
+_FLOW_START = {
+    "name": "text[]",
+    "version": "integer[]",
+    "unfinished": "integer[]",
+    "inputs": "bytea[]",
+    "inputs_ref": "text[]",
+    "idempotency_key": "text[]",
+    "traceparent": "text[]",
+    "rerun_of": "bigint[]",
+    "schedule": "text[]",
+    "tick": "timestamptz[]",
+    "backfill": "bigint[]",
+}
+_COMPUTED_FLOW_START = {
+    "versions": "text[]",
+    "priority": "smallint[]",
+    "events": "text[]",
+    "callbacks": "text[]",
+    "labels": "text[]",
+}
+
+# The columns of a node that are written as they are given, and those that `flows.write_nodes`
+# computes: a column of defaults is given as NULL.
+_FLOW_NODE = {
+    "status": "text[]",
+    "chosen_case": "text[]",
+    "timed_out": "text[]",
+    "total": "integer[]",
+    "reason": "text[]",
+    "list": "bytea[]",
+    "list_ref": "text[]",
+    "output_type": "text[]",
+    "output": "bytea[]",
+    "output_ref": "text[]",
+}
+_COMPUTED_FLOW_NODE = {
+    "generation": "integer[]",
+    "arrivals": "text[]",
+    "recovers": "boolean[]",
+    "opened": "integer[]",
+    "succeeded": "integer[]",
+    "unsuccessful": "integer[]",
+    "retry": "integer[]",
+    "enough": "boolean[]",
+}
+
+# The lists whose columns are parameters, too: each column with the SQL type of its parameter.
+PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    "submitted": {column.name: f"{column.parameter}[]" for column in SUBMITTED},
+    "flow_start": _FLOW_START,
+    "given_flow_start": _FLOW_START | _COMPUTED_FLOW_START,
+    "flow_node": _FLOW_NODE,
+    "written_flow_node": _FLOW_NODE | _COMPUTED_FLOW_NODE,
+    "given_flow_node": {"flow_id": "bigint[]", "name": "text[]"} | _FLOW_NODE | _COMPUTED_FLOW_NODE,
+    "flow_event": {
+        "namespace": "text[]",
+        "id": "text[]",
+        "event": "text[]",
+        "key": "text[]",
+        "data": "bytea[]",
+        "data_ref": "text[]",
+    },
+    "flow_limit": {
+        "root_id": "bigint[]",
+        "flow_id": "bigint[]",
+        "node": "text[]",
+        "generation": "integer[]",
+        "kind": "text[]",
+        "at": "timestamptz[]",
+    },
+    "flow_wait": {
+        "root_id": "bigint[]",
+        "flow_id": "bigint[]",
+        "node": "text[]",
+        "generation": "integer[]",
+        "namespace": "text[]",
+        "event": "text[]",
+        "key": "text[]",
+    },
+    "audit_entry": {
+        "at": "timestamptz[]",
+        "actor": "text[]",
+        "route": "text[]",
+        "path": "text[]",
+        "status": "smallint[]",
+        "remote": "text[]",
+        "change": "text[]",
+    },
+    "schedule_skip": {
+        "schedule": "text[]",
+        "first_tick": "timestamptz[]",
+        "last_tick": "timestamptz[]",
+        "ticks": "integer[]",
+        "reason": "text[]",
+        "detail": "text[]",
+    },
+    "new_flow_task": {
+        "type": "text[]",
+        "stage": "text[]",
+        "priority": "smallint[]",
+        "content_type": "text[]",
+        "context": "bytea[]",
+        "context_ref": "text[]",
+        "key": "text[]",
+        "traceparent": "text[]",
+        "flow_id": "bigint[]",
+        "root_id": "bigint[]",
+        "flow_priority": "smallint[]",
+        "node": "text[]",
+        "generation": "integer[]",
+        "item": "integer[]",
+    },
+    "child_flow": {
+        "root_id": "bigint[]",
+        "parent_id": "bigint[]",
+        "node": "text[]",
+        "generation": "integer[]",
+        "item": "integer[]",
+        "name": "text[]",
+        "version": "integer[]",
+        "unfinished": "integer[]",
+        "priority": "smallint[]",
+        "inputs": "bytea[]",
+        "inputs_ref": "text[]",
+    },
+    "written_flow": {
+        "id": "bigint[]",
+        "status": "text[]",
+        "generation": "integer[]",
+        "paused": "boolean[]",
+        "stop": "text[]",
+        "unfinished": "integer[]",
+        "live": "integer[]",
+        "unsuccessful": "integer[]",
+        "output": "bytea[]",
+        "output_ref": "text[]",
+        "error": "text[]",
+    },
+    "flow_inbox": {
+        "root_id": "bigint[]",
+        "flow_id": "bigint[]",
+        "kind": "text[]",
+        "node": "text[]",
+        "generation": "integer[]",
+        "item": "integer[]",
+        "state": "text[]",
+    },
+    "schedule_advance": {
+        "name": "text[]",
+        "position": "timestamptz[]",
+        "next_tick": "timestamptz[]",
+        "next_at": "timestamptz[]",
+        "queued": "text[]",
+        "queue_at": "timestamptz[]",
+        "last_tick": "timestamptz[]",
+        "started": "integer[]",
+        "error": "text[]",
+        "decided": "boolean[]",
+    },
+    "saved_target": {
+        "namespace": "text[]",
+        "url": "text[]",
+        "abnormal": "boolean[]",
+        "count": "integer[]",
+        "slow_at_s": "double precision[]",
+        "called_at_s": "double precision[]",
+        "failures": "integer[]",
+        "attempts": "text[]",
+    },
+    "progress": {
+        "id": "bigint[]",
+        "step": "integer[]",
+        "attempt": "integer[]",
+        "worker": "text[]",
+        "fraction": "double precision[]",
+        "message": "text[]",
+        "reported_at": "timestamptz[]",
+    },
+}
+
+# All lists that a statement may name.
+LISTS: Mapping[str, Iterable[str]] = {
+    **PARAMETERS,
     "verbatim_columns": tuple(column.name for column in SUBMITTED if not column.computed),
     "history_columns": tuple(column.name for column in COLUMNS if column.in_history),
     **RELEASE_LISTS,
@@ -110,8 +287,11 @@ def expanded(name: str, prefix: str = "") -> str:
 
     Args:
         name: of the list.
-        prefix: the alias of the table, or the array of `release_position`; "" is none.
+        prefix: the alias of the table, or the array of `release_position`; "" is none. `$` alone
+            makes the parameters of the columns.
     """
+    if prefix == "$":
+        return ", ".join(f"${column}::{kind}" for column, kind in PARAMETERS[name].items())
     alias = f"{prefix}." if prefix else ""
     return ", ".join(
         each.replace("{t}", alias).replace("{array}", prefix) if "{" in each else alias + each

@@ -60,12 +60,12 @@ async def change(
         row: asyncpg.Record | None = await fetchrow(
             connection,
             "concurrency_keys.set",
-            type_name,
-            concurrency_key,
-            wanted.paused,
-            wanted.weight,
-            wanted.max_in_flight,
-            wanted.sets_limit,
+            type=type_name,
+            key=concurrency_key,
+            paused=wanted.paused,
+            weight=wanted.weight,
+            max_in_flight=wanted.max_in_flight,
+            sets_limit=wanted.sets_limit,
         )
         if observe is not None and row is not None:
             observe(before, await _one(connection, type_name, concurrency_key))
@@ -98,7 +98,9 @@ async def reset(
 
 
 async def _one(connection: Any, type_name: str, concurrency_key: str) -> dict[str, Any] | None:
-    rows = await fetch(connection, "concurrency_keys.find", type_name, "", 1, concurrency_key)
+    rows = await fetch(
+        connection, "concurrency_keys.find", type=type_name, after="", limit=1, key=concurrency_key
+    )
     return {name: rows[0][name] for name in SETTINGS} if rows else None
 
 
@@ -115,4 +117,6 @@ async def find(
     Raises:
         PostgresUnavailable: no server.
     """
-    return await fetch(pool, "concurrency_keys.find", type_name, after, limit, concurrency_key)
+    return await fetch(
+        pool, "concurrency_keys.find", type=type_name, after=after, limit=limit, key=concurrency_key
+    )

@@ -14,7 +14,7 @@ import orjson
 from penstock.core.flow.outline import Outline, Reference, is_same
 from penstock.errors import Conflict, NotFound, TooLarge
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import execute, fetch, fetchrow, query
+from penstock.postgres.queries import execute, fetch, fetchrow
 
 # The most definitions below one. Reading them takes time and memory.
 MAX_BELOW = 1_000
@@ -64,7 +64,9 @@ async def insert(
     """
     name, version = definition["flow"], int(definition["version"])
     text = orjson.dumps({**definition, "version": version}).decode()
-    row = await fetchrow(executor, "flow_definitions.insert", name, version, text, actor)
+    row = await fetchrow(
+        executor, "flow_definitions.insert", name=name, version=version, definition=text, created_by=actor
+    )
     if row is not None:
         return _stored(row), True
     existing = await find(executor, name, version)
@@ -103,9 +105,9 @@ async def find(executor: Any, name: str, version: int | None) -> StoredDefinitio
     """
     with translated():
         if version is None:
-            row = await executor.fetchrow(query("flow_definitions.get_newest"), name)
+            row = await fetchrow(executor, "flow_definitions.get_newest", name)
         else:
-            row = await executor.fetchrow(query("flow_definitions.get"), name, version)
+            row = await fetchrow(executor, "flow_definitions.get", name, version)
     return None if row is None else _stored(row)
 
 

@@ -46,7 +46,7 @@ async def deliver(
             partition. Nothing was stored.
         PostgresUnavailable: the events are stored or not; repeating the call is safe.
     """
-    answer = await fetch(executor, "flow_events.insert", *offset_parameters(source), *_columns(events))
+    answer = await fetch(executor, "flow_events.insert", **offset_parameters(source), **_columns(events))
     if not answer:
         raise offsets_passed(source)
     new = {(row["namespace"], row["id"]) for row in answer[1:]}
@@ -62,12 +62,12 @@ async def deliver(
     return delivered
 
 
-def _columns(events: Sequence[FlowEvent]) -> list[list[Any]]:
-    return [
-        [namespace_of(each.event) for each in events],
-        [each.id for each in events],
-        [each.event for each in events],
-        [each.key for each in events],
-        [each.data.data if each.data else None for each in events],
-        [encode_ref(each.data.ref) if each.data else None for each in events],
-    ]
+def _columns(events: Sequence[FlowEvent]) -> dict[str, list[Any]]:
+    return {
+        "namespace": [namespace_of(each.event) for each in events],
+        "id": [each.id for each in events],
+        "event": [each.event for each in events],
+        "key": [each.key for each in events],
+        "data": [each.data.data if each.data else None for each in events],
+        "data_ref": [encode_ref(each.data.ref) if each.data else None for each in events],
+    }

@@ -16,7 +16,7 @@ from penstock.postgres import flow_history
 from penstock.postgres.connection import translated
 from penstock.postgres.flow_views import Row, get
 from penstock.postgres.flows import SHARDS, items_of
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, fetchrow, fetchval
 
 # Children of a map that are examined from each end for the one that blocks.
 _ITEMS_EXAMINED = 10_000
@@ -38,7 +38,7 @@ async def facts(executor: Any, flow_id: int) -> list[FlowFacts]:
     next_id: int | None = flow_id
     with translated():
         while next_id is not None and len(levels) <= _MAX_DEPTH:
-            row = await executor.fetchrow(query("flow_views.why"), next_id)
+            row = await fetchrow(executor, "flow_views.why", next_id)
             if row is not None:
                 levels.append(await _level(executor, row))
             else:
@@ -54,11 +54,11 @@ async def _with_changes(executor: Any, levels: Sequence[FlowFacts]) -> list[Flow
     found: dict[int, FlowFacts] = {}
     for shard in dict.fromkeys(level.root_id % SHARDS for level in levels):
         ours = [level for level in levels if level.root_id % SHARDS == shard]
-        changes = await executor.fetch(
-            query("flow_views.unapplied"), shard, COUNTED + 1, [level.id for level in ours]
+        changes = await fetch(
+            executor, "flow_views.unapplied", shard, COUNTED + 1, [level.id for level in ours]
         )
         waiting = {row["flow_id"]: row for row in changes}
-        session = await executor.fetchval(query("flow_views.owner"), str(shard))
+        session = await fetchval(executor, "flow_views.owner", str(shard))
         owner = session.rpartition(" ")[2] if session else None
         for level in ours:
             row = waiting.get(level.id)
@@ -96,10 +96,15 @@ async def _archived_node(executor: Any, flow: Mapping[str, Any]) -> NodeFacts | 
     items = items_of(row)
     item, task, state, below = None, row["task_id"], row["task_state"], row["child_id"]
     if items is not None:
-        arguments = (flow["id"], row["name"], _UNSUCCESSFUL, _ITEMS_EXAMINED)
+        searched = {
+            "flow_id": flow["id"],
+            "node": row["name"],
+            "states": _UNSUCCESSFUL,
+            "limit": _ITEMS_EXAMINED,
+        }
         # A part of its items may not have moved yet.
-        sources = (query("flow_views.why_item"), query("history.failed_item"))
-        failed = [each for source in sources if (each := await executor.fetchrow(source, *arguments))]
+        sources = ("flow_views.why_item", "history.failed_item")
+        failed = [each for source in sources if (each := await fetchrow(executor, source, **searched))]
         if failed:
             found = min(failed, key=lambda each: int(each["item"]))
             item, task, state, below = found["item"], found["task"], found["state"], found["flow"]
@@ -144,30 +149,34 @@ async def _level(executor: Any, row: Row) -> FlowFacts:
 
 async def _node(executor: Any, flow: Row, statuses: Iterable[NodeStatus]) -> NodeFacts | None:
     flow_id = flow["id"]
-    row = await executor.fetchrow(
-        query("flow_views.why_node"),
-        flow_id,
-        [status.value for status in statuses],
-        flow["name"],
-        flow["version"],
+    row = await fetchrow(
+        executor,
+        "flow_views.why_node",
+        flow_id=flow_id,
+        statuses=[status.value for status in statuses],
+        name=flow["name"],
+        version=flow["version"],
     )
     if row is None:
         return None
     running = row["status"] == NodeStatus.RUNNING
     items = items_of(row)
     if items is None:
-        child = await executor.fetchrow(
-            query("flow_views.why_child"), flow_id, row["name"], row["generation"]
-        )
+        child = await fetchrow(executor, "flow_views.why_child", flow_id, row["name"], row["generation"])
     else:
         states = _LIVE if running else _UNSUCCESSFUL
-        child = await executor.fetchrow(
-            query("flow_views.why_item"), flow_id, row["name"], states, _ITEMS_EXAMINED
+        child = await fetchrow(
+            executor,
+            "flow_views.why_item",
+            flow_id=flow_id,
+            node=row["name"],
+            states=states,
+            limit=_ITEMS_EXAMINED,
         )
     task, state = (child["task"], child["state"]) if child else (None, None)
     below = child["flow"] if child else None
     if task is not None and state == State.WAITING:
-        below = await executor.fetchval(query("flow_views.why_task"), task)
+        below = await fetchval(executor, "flow_views.why_task", task)
     return NodeFacts(
         name=row["name"],
         # The definition is missing only if an operator has deleted it.

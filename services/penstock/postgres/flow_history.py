@@ -28,7 +28,9 @@ async def next_ended(
     Raises:
         SessionLost, PostgresUnavailable: nothing was read.
     """
-    rows = await session.fetch("history.next_ended_flows", behind.finished_at, behind.id, before, limit)
+    rows = await session.fetch(
+        "history.next_ended_flows", finished_at=behind.finished_at, id=behind.id, before=before, limit=limit
+    )
     return [EndPosition(row["finished_at"], row["id"]) for row in rows]
 
 
@@ -55,7 +57,8 @@ async def page(session: Session, day: date, behind: int, limit: int) -> list[asy
     Raises:
         SessionLost, PostgresUnavailable: nothing was read.
     """
-    return await session.fetch("history.flow_page", *span_of(day), behind, limit)
+    since, until = span_of(day)
+    return await session.fetch("history.flow_page", since=since, until=until, behind=behind, limit=limit)
 
 
 async def count(session: Session, day: date) -> int:
@@ -95,20 +98,20 @@ async def get(executor: Any, flow_id: int) -> dict[str, Any] | None:
 
 
 async def list_family(
-    executor: Any, filters: Sequence[Any], before_id: int | None, limit: int
+    executor: Any, filters: Mapping[str, Any], before_id: int | None, limit: int
 ) -> list[dict[str, Any]]:
     """Flows of a family that have moved to history, as `get`, newest first.
 
     Args:
         executor: a pool or a connection.
-        filters: of `flow_views.find`, in the order of `flow_views.list`.
+        filters: of `flow_views.find`, by the parameters of the statement.
         before_id: the last id of the page before.
         limit: most flows.
 
     Raises:
         PostgresUnavailable: no server.
     """
-    rows = await fetch(executor, "history.family_list", *filters, before_id, limit)
+    rows = await fetch(executor, "history.family_list", **filters, before=before_id, limit=limit)
     return [as_flow(row) for row in rows]
 
 

@@ -30,7 +30,7 @@ from penstock.postgres.operations import (
     Row,
     is_running,
 )
-from penstock.postgres.queries import fetch, query
+from penstock.postgres.queries import fetch, fetchrow, fetchval
 
 # The start that repeats a flow; None leaves the flow out. The arguments are its row and `same` or
 # `latest`.
@@ -72,24 +72,24 @@ async def find_matching(
     [summary, *rows] = await fetch(
         executor,
         "operations.find_flows",
-        after_id,
-        last_id,
-        ROWS_PER_STATEMENT,
-        limit,
-        source,
-        None if filters.ids is None else list(filters.ids),
-        [status.value for status in statuses],
-        None if namespaces is None else list(namespaces),
-        verb.value,
-        filters.name,
-        filters.version,
-        orjson.dumps(filters.labels).decode() if filters.labels else None,
-        filters.created_since,
-        filters.created_until,
-        filters.finished_since,
-        filters.finished_until,
-        filters.error,
-        filters.schedule,
+        after_id=after_id,
+        last_id=last_id,
+        rows=ROWS_PER_STATEMENT,
+        limit=limit,
+        source=source,
+        ids=None if filters.ids is None else list(filters.ids),
+        statuses=[status.value for status in statuses],
+        visible=None if namespaces is None else list(namespaces),
+        verb=verb.value,
+        name=filters.name,
+        version=filters.version,
+        labels=orjson.dumps(filters.labels).decode() if filters.labels else None,
+        created_since=filters.created_since,
+        created_until=filters.created_until,
+        finished_since=filters.finished_since,
+        finished_until=filters.finished_until,
+        error=filters.error,
+        schedule=filters.schedule,
     )
     found = {row["id"]: row["state"] for row in rows}
     full = len(found) == limit
@@ -116,7 +116,7 @@ async def run_batch(
         PostgresUnavailable: the batch may be done or not; repeating the call is safe.
     """
     with translated():
-        operation = await pool.fetchrow(query("operations.get"), operation_id)
+        operation = await fetchrow(pool, "operations.get", operation_id)
         if operation is None or not is_running(operation):
             return BatchResult(0, OutboxEntry(), None)
         verb = FlowVerb(operation["verb"])
@@ -134,7 +134,7 @@ async def run_batch(
             await _reruns(pool, matches, operation["version"], make_rerun) if verb is FlowVerb.RERUN else {}
         )
         async with pool.acquire() as connection, connection.transaction():
-            claimed = await connection.fetchrow(query("operations.claim"), operation_id)
+            claimed = await fetchrow(connection, "operations.claim", operation_id)
             if claimed is None or claimed["behind"] != operation["behind"]:
                 # Another process runs this batch, or has stopped the operation.
                 return BatchResult(0, OutboxEntry(), CONTENDED_S)
@@ -148,13 +148,14 @@ async def run_batch(
                 changed = await flow_commands.command(connection, [*matches.states], verb)
             counted = Counter(matches.states[flow_id] for flow_id in changed)
             total = Counter(orjson.loads(claimed["found_in"])) + counted
-            wait_s = await connection.fetchval(
-                query("operations.record_batch"),
-                operation_id,
-                matches.reached_id if matches.reached_id is not None else claimed["upto"],
-                counted.total(),
-                orjson.dumps(total).decode(),
-                matches.ended,
+            wait_s = await fetchval(
+                connection,
+                "operations.record_batch",
+                id=operation_id,
+                behind=matches.reached_id if matches.reached_id is not None else claimed["upto"],
+                changed=counted.total(),
+                found_in=orjson.dumps(total).decode(),
+                ended=matches.ended,
             )
     return BatchResult(counted.total(), OutboxEntry(), None if matches.ended else max(0.0, wait_s))
 

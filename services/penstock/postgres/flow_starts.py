@@ -16,7 +16,7 @@ from penstock.contracts.subscription import Entry
 from penstock.core.task import Priority
 from penstock.postgres.connection import translated
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
-from penstock.postgres.queries import fetchval, query
+from penstock.postgres.queries import fetch, fetchval, query
 from penstock.postgres.tasks import encode_ref
 
 # Notified with a shard when a flow of it has a message.
@@ -105,7 +105,7 @@ async def start(
         PostgresUnavailable: nothing was inserted.
     """
     with translated():
-        answer = await executor.fetch(query("flows.start"), *offset_parameters(source), *_columns(starts))
+        answer = await fetch(executor, "flows.start", **offset_parameters(source), **_columns(starts))
         if not answer:
             raise offsets_passed(source)
         rows = answer[1:]
@@ -163,7 +163,7 @@ async def match_runs(executor: Any, flow_ids: Sequence[int] | None = None) -> in
     return matched
 
 
-def _key_of(row: Mapping[str, Any]) -> tuple[str, Any] | None:
+def _key_of(row: Any) -> tuple[str, Any] | None:
     if row["idempotency_key"] is not None:
         return row["name"], row["idempotency_key"]
     return (row["schedule"], row["tick"]) if row["schedule"] is not None else None
@@ -181,25 +181,25 @@ async def _existing(executor: Any, keys: Sequence[tuple[str, Any]]) -> dict[tupl
     return found
 
 
-def _columns(starts: Sequence[FlowStart]) -> list[list[Any]]:
-    return [
-        [each.name for each in starts],
-        [each.version for each in starts],
-        [orjson.dumps(each.versions).decode() if each.versions else None for each in starts],
-        [each.unfinished for each in starts],
-        [int(each.priority) for each in starts],
-        [each.inputs.data for each in starts],
-        [encode_ref(each.inputs.ref) for each in starts],
-        [each.idempotency_key for each in starts],
-        [each.events for each in starts],
-        [
+def _columns(starts: Sequence[FlowStart]) -> dict[str, list[Any]]:
+    return {
+        "name": [each.name for each in starts],
+        "version": [each.version for each in starts],
+        "versions": [orjson.dumps(each.versions).decode() if each.versions else None for each in starts],
+        "unfinished": [each.unfinished for each in starts],
+        "priority": [int(each.priority) for each in starts],
+        "inputs": [each.inputs.data for each in starts],
+        "inputs_ref": [encode_ref(each.inputs.ref) for each in starts],
+        "idempotency_key": [each.idempotency_key for each in starts],
+        "events": [each.events for each in starts],
+        "callbacks": [
             None if each.callbacks is None else orjson.dumps(subscription.to_wire(each.callbacks)).decode()
             for each in starts
         ],
-        [orjson.dumps(each.labels).decode() if each.labels else None for each in starts],
-        [each.traceparent for each in starts],
-        [each.rerun_of for each in starts],
-        [each.schedule for each in starts],
-        [each.tick for each in starts],
-        [each.backfill for each in starts],
-    ]
+        "labels": [orjson.dumps(each.labels).decode() if each.labels else None for each in starts],
+        "traceparent": [each.traceparent for each in starts],
+        "rerun_of": [each.rerun_of for each in starts],
+        "schedule": [each.schedule for each in starts],
+        "tick": [each.tick for each in starts],
+        "backfill": [each.backfill for each in starts],
+    }

@@ -15,7 +15,7 @@ from penstock.errors import NotFound
 from penstock.postgres import flow_history
 from penstock.postgres.connection import translated
 from penstock.postgres.history import as_task
-from penstock.postgres.queries import fetch, query
+from penstock.postgres.queries import bound, fetch, fetchrow, fetchval
 
 Row = asyncpg.Record
 
@@ -40,7 +40,7 @@ async def get(executor: Any, flow_id: int) -> Mapping[str, Any]:
         PostgresUnavailable: the server does not answer.
     """
     with translated():
-        row = await executor.fetchrow(query("flow_views.get"), flow_id)
+        row = await fetchrow(executor, "flow_views.get", flow_id)
         if row is not None:
             return dict(row)
         archived = await flow_history.get(executor, flow_id)
@@ -52,8 +52,8 @@ async def get(executor: Any, flow_id: int) -> Mapping[str, Any]:
         own = archived["definition"]
         definition = orjson.dumps(own).decode() if own else None
         if definition is None:
-            definition = await executor.fetchval(
-                query("flow_views.definition"), archived["name"], archived["version"]
+            definition = await fetchval(
+                executor, "flow_views.definition", archived["name"], archived["version"]
             )
     return {
         **archived,
@@ -111,21 +111,21 @@ async def history(
         return sorted(past, key=lambda row: (-row["flow_generation"], row["name"]))[:MAX_HISTORY]
     with translated():
         if node is None:
-            rows = await executor.fetch(query("flow_views.history"), flow["id"], MAX_HISTORY)
+            rows = await fetch(executor, "flow_views.history", flow["id"], MAX_HISTORY)
         else:
-            rows = await executor.fetch(query("flow_views.node_history"), flow["id"], node, MAX_HISTORY)
+            rows = await fetch(executor, "flow_views.node_history", flow["id"], node, MAX_HISTORY)
     return [dict(row) for row in rows]
 
 
-# How children are read, of live flows and in history: the statement, and what makes a row of one.
+# How children are read, of live flows and in history: the query, and what makes a row of one.
 _Source = tuple[str, Callable[[Row], Mapping[str, Any]]]
 _CHILD_TASKS: Sequence[_Source] = (
-    (query("flow_views.tasks_of_node"), dict),
-    (query("history.tasks_of_node"), as_task),
+    ("flow_views.tasks_of_node", dict),
+    ("history.tasks_of_node", as_task),
 )
 _CHILD_FLOWS: Sequence[_Source] = (
-    (query("flow_views.flows_of_node"), dict),
-    (query("history.flows_of_node"), flow_history.as_flow),
+    ("flow_views.flows_of_node", dict),
+    ("history.flows_of_node", flow_history.as_flow),
 )
 
 
@@ -179,15 +179,21 @@ async def children(
     sources = _CHILD_FLOWS if are_flows else _CHILD_TASKS
     if not is_archived(flow):
         sources = sources[:1]
-    place = behind or (-2, -1)
+    place = behind or Place(-2, -1)
     states = list(states) if states else None
     found: dict[Place, Mapping[str, Any]] = {}
     ends: list[Place] = []
     for statement, decode in sources:
-        with translated():
-            rows = await executor.fetch(
-                statement, flow["id"], node, *place, CHILDREN_PER_PART, states, limit + 1
-            )
+        rows = await fetch(
+            executor,
+            statement,
+            flow_id=flow["id"],
+            node=node,
+            **place._asdict(),
+            most_examined=CHILDREN_PER_PART,
+            states=states,
+            limit=limit + 1,
+        )
         reached = rows[0] if rows else None
         part = [decode(row) for row in rows if row["id"] is not None]
         if len(part) > limit:
@@ -259,16 +265,16 @@ async def find(
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    filters = (
-        name,
-        list(statuses) if statuses else None,
-        orjson.dumps(labels).decode() if labels else None,
-        idempotency_key,
-        since,
-        family,
-        None if namespaces is None else list(namespaces),
-        schedule,
-    )
+    filters = {
+        "name": name,
+        "statuses": list(statuses) if statuses else None,
+        "labels": orjson.dumps(labels).decode() if labels else None,
+        "idempotency_key": idempotency_key,
+        "created_since": since,
+        "family": family,
+        "visible": None if namespaces is None else list(namespaces),
+        "schedule": schedule,
+    }
     indexed = bool(labels or family or schedule or (name and (idempotency_key or statuses == ["running"])))
     found = await _find(executor, filters, before_id, limit, within_s, indexed=indexed)
     if family is None:
@@ -286,7 +292,7 @@ async def find(
 
 async def _find(
     executor: Any,
-    filters: Sequence[Any],
+    filters: Mapping[str, Any],
     before_id: int | None,
     limit: int,
     within_s: float,
@@ -299,17 +305,23 @@ async def _find(
             with suppress(TimeoutError):
                 return _part(
                     await executor.fetch(
-                        query("flow_views.list"), *filters, before_id, limit, None, timeout=within_s
+                        *bound("flow_views.list", **filters, before=before_id, limit=limit, first_id=None),
+                        timeout=within_s,
                     )
                 )
         deadline_s = time.monotonic() + within_s
         part_rows = min(FIRST_PART, ROWS_PER_PART)
         while True:
-            part = await executor.fetchrow(query("flow_views.walk"), before_id, part_rows)
+            part = await fetchrow(executor, "flow_views.walk", before_id, part_rows)
             if not part["flows"]:
                 return _part(rows)
-            rows += await executor.fetch(
-                query("flow_views.list"), *filters, before_id, limit - len(rows), part["last"]
+            rows += await fetch(
+                executor,
+                "flow_views.list",
+                **filters,
+                before=before_id,
+                limit=limit - len(rows),
+                first_id=part["last"],
             )
             before_id = part["last"]
             if len(rows) == limit or part["flows"] < part_rows:

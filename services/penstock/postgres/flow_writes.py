@@ -19,7 +19,7 @@ from penstock.core.flow.state import EdgeState, FlowState, Items
 from penstock.postgres.advance import transition_event
 from penstock.postgres.flows import FlowRow, NodeRow, ParentPlace, WaitingTask
 from penstock.postgres.outbox import PendingEvent, sparse
-from penstock.postgres.queries import query
+from penstock.postgres.queries import execute, fetch
 from penstock.postgres.tasks import encode_ref
 
 
@@ -95,32 +95,34 @@ class NewNote(NamedTuple):
 async def write_flows(connection: Any, flows: Sequence[FlowRow], ended: Sequence[int]) -> None:
     """Writes the states, outputs and errors of flows; those that have ended wait for nothing."""
     states = [flow.state for flow in flows]
-    await connection.execute(
-        query("flows.write_flows"),
-        [flow.id for flow in flows],
-        [state.status.value for state in states],
-        sparse([state.generation or None for state in states]),
-        sparse([state.paused or None for state in states]),
-        sparse([state.stop and state.stop.value for state in states]),
-        [state.unfinished for state in states],
-        [state.live for state in states],
-        sparse([state.unsuccessful or None for state in states]),
-        sparse([flow.output.data if flow.output else None for flow in flows]),
-        sparse([encode_ref(flow.output.ref) if flow.output else None for flow in flows]),
-        sparse([_storable(flow.error) for flow in flows]),
-        ended,
+    await execute(
+        connection,
+        "flows.write_flows",
+        id=[flow.id for flow in flows],
+        status=[state.status.value for state in states],
+        generation=sparse([state.generation or None for state in states]),
+        paused=sparse([state.paused or None for state in states]),
+        stop=sparse([state.stop and state.stop.value for state in states]),
+        unfinished=[state.unfinished for state in states],
+        live=[state.live for state in states],
+        unsuccessful=sparse([state.unsuccessful or None for state in states]),
+        output=sparse([flow.output.data if flow.output else None for flow in flows]),
+        output_ref=sparse([encode_ref(flow.output.ref) if flow.output else None for flow in flows]),
+        error=sparse([_storable(flow.error) for flow in flows]),
+        ended=ended,
     )
 
 
 async def write_version(connection: Any, flow: FlowRow) -> None:
     """Writes the version of a flow, the versions below it, and its inputs."""
-    await connection.execute(
-        query("flows.write_version"),
-        flow.id,
-        flow.version,
-        orjson.dumps(flow.versions).decode() if flow.versions else None,
-        flow.inputs.data,
-        encode_ref(flow.inputs.ref),
+    await execute(
+        connection,
+        "flows.write_version",
+        id=flow.id,
+        version=flow.version,
+        versions=orjson.dumps(flow.versions).decode() if flow.versions else None,
+        inputs=flow.inputs.data,
+        inputs_ref=encode_ref(flow.inputs.ref),
     )
 
 
@@ -129,47 +131,52 @@ async def write_nodes(connection: Any, changed: Mapping[tuple[int, str], NodeRow
     rows = list(changed.values())
     states = [row.state for row in rows]
     items = [state.items or Items() for state in states]
-    await connection.execute(
-        query("flows.write_nodes"),
-        [key[0] for key in changed],
-        [key[1] for key in changed],
-        [state.status.value for state in states],
-        sparse([state.generation or None for state in states]),
-        sparse([_edge_states_text(state.edge_states) for state in states]),
-        sparse([state.case for state in states]),
-        sparse([state.timed_out and state.timed_out.value for state in states]),
-        sparse([state.recovers or None for state in states]),
-        sparse([state.items.total if state.items is not None else None for state in states]),
-        sparse([each.opened or None for each in items]),
-        sparse([each.succeeded or None for each in items]),
-        sparse([each.unsuccessful or None for each in items]),
-        sparse([each.retry or None for each in items]),
-        sparse([each.enough or None for each in items]),
-        sparse([_storable(state.reason or None) for state in states]),
-        sparse([row.list.data if row.list else None for row in rows]),
-        sparse([encode_ref(row.list.ref) if row.list else None for row in rows]),
-        sparse([row.output.content_type.value if row.output else None for row in rows]),
-        sparse([row.output.data if row.output else None for row in rows]),
-        sparse([encode_ref(row.output.ref) if row.output else None for row in rows]),
+    await execute(
+        connection,
+        "flows.write_nodes",
+        flow_id=[key[0] for key in changed],
+        name=[key[1] for key in changed],
+        status=[state.status.value for state in states],
+        generation=sparse([state.generation or None for state in states]),
+        arrivals=sparse([_edge_states_text(state.edge_states) for state in states]),
+        chosen_case=sparse([state.case for state in states]),
+        timed_out=sparse([state.timed_out and state.timed_out.value for state in states]),
+        recovers=sparse([state.recovers or None for state in states]),
+        total=sparse([state.items.total if state.items is not None else None for state in states]),
+        opened=sparse([each.opened or None for each in items]),
+        succeeded=sparse([each.succeeded or None for each in items]),
+        unsuccessful=sparse([each.unsuccessful or None for each in items]),
+        retry=sparse([each.retry or None for each in items]),
+        enough=sparse([each.enough or None for each in items]),
+        reason=sparse([_storable(state.reason or None) for state in states]),
+        list=sparse([row.list.data if row.list else None for row in rows]),
+        list_ref=sparse([encode_ref(row.list.ref) if row.list else None for row in rows]),
+        output_type=sparse([row.output.content_type.value if row.output else None for row in rows]),
+        output=sparse([row.output.data if row.output else None for row in rows]),
+        output_ref=sparse([encode_ref(row.output.ref) if row.output else None for row in rows]),
     )
 
 
 async def insert_tasks(connection: Any, tasks: Sequence[NewTask]) -> None:
     """Inserts tasks; one whose place in its flow is taken already is left out."""
     contexts = [task.context for task in tasks]
-    await connection.execute(
-        query("flows.insert_tasks"),
-        [task.type for task in tasks],
-        sparse([task.stage for task in tasks]),
-        [task.priority for task in tasks],
-        [context.content_type.value for context in contexts],
-        [context.data for context in contexts],
-        sparse([encode_ref(context.ref) for context in contexts]),
-        sparse([task.key for task in tasks]),
-        sparse([task.flow.traceparent for task in tasks]),
-        *_columns(tasks, "flow.id", "flow.root_id", "flow.priority", "node"),
-        sparse([task.generation or None for task in tasks]),
-        sparse([task.item for task in tasks]),
+    await execute(
+        connection,
+        "flows.insert_tasks",
+        type=[task.type for task in tasks],
+        stage=sparse([task.stage for task in tasks]),
+        priority=[task.priority for task in tasks],
+        content_type=[context.content_type.value for context in contexts],
+        context=[context.data for context in contexts],
+        context_ref=sparse([encode_ref(context.ref) for context in contexts]),
+        key=sparse([task.key for task in tasks]),
+        traceparent=sparse([task.flow.traceparent for task in tasks]),
+        flow_id=[task.flow.id for task in tasks],
+        root_id=[task.flow.root_id for task in tasks],
+        flow_priority=[task.flow.priority for task in tasks],
+        node=[task.node for task in tasks],
+        generation=sparse([task.generation or None for task in tasks]),
+        item=sparse([task.item for task in tasks]),
     )
 
 
@@ -178,17 +185,18 @@ async def insert_children(connection: Any, children: Sequence[NewChild]) -> list
 
     A child that exists already is an error of the owner, so the transaction ends.
     """
-    rows = await connection.fetch(
-        query("flows.insert_children"),
-        [child.parent.root_id for child in children],
-        [child.parent.id for child in children],
-        [child.node for child in children],
-        sparse([child.generation or None for child in children]),
-        sparse([child.item for child in children]),
-        *_columns(children, "name", "version", "unfinished"),
-        [child.parent.priority for child in children],
-        [child.inputs.data for child in children],
-        sparse([encode_ref(child.inputs.ref) for child in children]),
+    rows = await fetch(
+        connection,
+        "flows.insert_children",
+        root_id=[child.parent.root_id for child in children],
+        parent_id=[child.parent.id for child in children],
+        node=[child.node for child in children],
+        generation=sparse([child.generation or None for child in children]),
+        item=sparse([child.item for child in children]),
+        **_columns(children, "name", "version", "unfinished"),
+        priority=[child.parent.priority for child in children],
+        inputs=[child.inputs.data for child in children],
+        inputs_ref=sparse([encode_ref(child.inputs.ref) for child in children]),
     )
     return [
         FlowRow(
@@ -211,13 +219,14 @@ async def insert_children(connection: Any, children: Sequence[NewChild]) -> list
 
 async def wake(connection: Any, wakes: Sequence[Wake]) -> list[PendingEvent]:
     """Lets waiting tasks enter their next stages; returns the events of those that still waited."""
-    rows = await connection.fetch(
-        query("flows.wake"),
-        [each.task.id for each in wakes],
-        [each.task.step for each in wakes],
-        [each.task.stage for each in wakes],
-        [each.context.data for each in wakes],
-        [encode_ref(each.context.ref) for each in wakes],
+    rows = await fetch(
+        connection,
+        "flows.wake",
+        id=[each.task.id for each in wakes],
+        step=[each.task.step for each in wakes],
+        stage=[each.task.stage for each in wakes],
+        context=[each.context.data for each in wakes],
+        context_ref=[encode_ref(each.context.ref) for each in wakes],
     )
     return [
         PendingEvent(transition_event(row, "woken", {}), row["callbacks"], row["events"], row["traceparent"])
@@ -227,27 +236,34 @@ async def wake(connection: Any, wakes: Sequence[Wake]) -> list[PendingEvent]:
 
 async def write_limits(connection: Any, limits: Sequence[NewLimit]) -> None:
     """Writes moments to report."""
-    columns = _columns(limits, "flow.root_id", "flow.id", "node", "generation", "kind", "at")
-    await connection.execute(query("flows.write_limits"), *columns)
+    columns = _columns(limits, "node", "generation", "kind", "at")
+    await execute(connection, "flows.write_limits", **_flow_ids(limits), **columns)
 
 
 async def write_waits(connection: Any, waits: Sequence[NewWait]) -> None:
     """Writes waits; `match_events` compares them with the events after the commit."""
-    columns = _columns(waits, "flow.root_id", "flow.id", "node", "generation", "namespace", "event", "key")
-    await connection.execute(query("flows.write_waits"), *columns)
+    columns = _columns(waits, "node", "generation", "namespace", "event", "key")
+    await execute(connection, "flows.write_waits", **_flow_ids(waits), **columns)
 
 
 async def write_inbox(connection: Any, notes: Sequence[NewNote]) -> None:
     """Writes rows of the inbox, without a notification."""
-    await connection.execute(
-        query("flows.write_inbox"),
-        *_columns(notes, "root_id", "flow_id", "kind", "node", "generation", "item", "state"),
-        sparse([None if note.detail is None else orjson.dumps(note.detail).decode() for note in notes]),
+    await execute(
+        connection,
+        "flows.write_inbox",
+        **_columns(notes, "root_id", "flow_id", "kind", "node", "generation", "item", "state"),
+        detail=sparse(
+            [None if note.detail is None else orjson.dumps(note.detail).decode() for note in notes]
+        ),
     )
 
 
-def _columns(rows: Sequence[Any], *names: str) -> list[list[Any]]:
-    return [list(map(attrgetter(name), rows)) for name in names]
+def _columns(rows: Sequence[Any], *names: str) -> dict[str, list[Any]]:
+    return {name: list(map(attrgetter(name), rows)) for name in names}
+
+
+def _flow_ids(rows: Sequence[NewLimit | NewWait]) -> dict[str, list[int]]:
+    return {"root_id": [row.flow.root_id for row in rows], "flow_id": [row.flow.id for row in rows]}
 
 
 def _storable(text: str | None) -> str | None:

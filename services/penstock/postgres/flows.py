@@ -25,7 +25,7 @@ from penstock.core.flow.state import (
     NodeStatus,
     StopReason,
 )
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch
 from penstock.postgres.session import Session
 from penstock.postgres.tasks import context_of
 
@@ -168,9 +168,9 @@ async def lock(
         FlowsLocked: another transaction locks some of the flows.
     """
     wanted = sorted(ids)
-    rows = await connection.fetch(query("flows.lock"), wanted, levels)
+    rows = await fetch(connection, "flows.lock", wanted, levels)
     if missing := set(wanted).difference(row["id"] for row in rows):
-        roots = await connection.fetch(query("flows.roots"), sorted(missing))
+        roots = await fetch(connection, "flows.roots", sorted(missing))
         if roots:
             raise FlowsLocked({row["root_id"] for row in roots})
     return {row["id"]: _flow(row) for row in rows}, rows[0]["now"] if rows else None
@@ -178,7 +178,7 @@ async def lock(
 
 async def nodes(connection: Any, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], NodeRow]:
     """The given nodes that have a row; all others are pending."""
-    rows = await connection.fetch(query("flows.nodes"), [key[0] for key in keys], [key[1] for key in keys])
+    rows = await fetch(connection, "flows.nodes", [key[0] for key in keys], [key[1] for key in keys])
     return {(row["flow_id"], row["name"]): _node(row) for row in rows}
 
 

@@ -63,7 +63,9 @@ async def next_ended(
     Raises:
         SessionLost, PostgresUnavailable: nothing was read.
     """
-    rows = await session.fetch("history.next_ended", behind.finished_at, behind.id, before, limit)
+    rows = await session.fetch(
+        "history.next_ended", finished_at=behind.finished_at, id=behind.id, before=before, limit=limit
+    )
     return [EndPosition(row["finished_at"], row["id"]) for row in rows]
 
 
@@ -137,7 +139,8 @@ async def page(session: Session, day: date, behind: int, limit: int) -> list[asy
     Raises:
         SessionLost, PostgresUnavailable: nothing was read.
     """
-    return await session.fetch("history.page", *span_of(day), behind, limit)
+    since, until = span_of(day)
+    return await session.fetch("history.page", since=since, until=until, behind=behind, limit=limit)
 
 
 async def count(session: Session, day: date) -> int:
@@ -172,13 +175,13 @@ async def record_archived(
     """
     rows = await session.fetch(
         "history.record_archived",
-        part.day,
-        part.number,
-        part.object_key,
-        tasks,
-        size,
-        sha256,
-        *(flows or (0, None, None)),
+        day=part.day,
+        part=part.number,
+        object=part.object_key,
+        tasks=tasks,
+        bytes=size,
+        sha256=sha256,
+        **dict(zip(("flows", "flow_bytes", "flow_sha256"), flows or (0, None, None), strict=True)),
     )
     return bool(rows)
 

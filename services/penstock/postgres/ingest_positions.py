@@ -11,7 +11,7 @@ import asyncpg
 from penstock.core.position import Position, Start, StartReason
 from penstock.errors import SessionLost
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import fetch, query
+from penstock.postgres.queries import execute, fetch
 
 # A position as it is stored: the next offset, and the identity of its log.
 Stored = tuple[int, str | None]
@@ -38,18 +38,16 @@ class OffsetRange:
     following_identity: str | None = None
 
 
-def offset_parameters(source: OffsetRange | None) -> tuple[str | int | None, ...]:
-    """The first parameters of a statement that moves the reader's offset: NULL without a source."""
-    if source is None:
-        return (None,) * 6
-    return (
-        source.topic,
-        source.partition,
-        source.first,
-        source.following,
-        source.identity,
-        source.following_identity,
-    )
+def offset_parameters(source: OffsetRange | None) -> dict[str, Any]:
+    """The parameters by which a statement moves the reader's offset: NULL without a source."""
+    return {
+        "topic": source and source.topic,
+        "partition": source and source.partition,
+        "first_offset": source and source.first,
+        "next_offset": source and source.following,
+        "identity": source and source.identity,
+        "next_identity": source and source.following_identity,
+    }
 
 
 def offsets_passed(source: OffsetRange | None) -> SessionLost:
@@ -104,16 +102,18 @@ async def move(
             for partition, (before, start) in sorted(starts.items()):
                 position = start.position
                 if before is None:
-                    await connection.execute(
-                        query("release.insert_ingest_offset"),
+                    await execute(
+                        connection,
+                        "release.insert_ingest_offset",
                         topic,
                         partition,
                         position.offset,
                         position.identity(),
                     )
                 elif before != (position.offset, position.identity()):
-                    await connection.execute(
-                        query("release.move_ingest_offset"),
+                    await execute(
+                        connection,
+                        "release.move_ingest_offset",
                         topic,
                         partition,
                         position.offset,

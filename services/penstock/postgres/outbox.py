@@ -16,7 +16,7 @@ from penstock.contracts.subscription import Format
 from penstock.core.access import DEFAULT_NAMESPACE
 from penstock.core.target import target_of
 from penstock.errors import RecordsRefused
-from penstock.postgres.queries import execute, fetch, query
+from penstock.postgres.queries import bound, execute, fetch, query
 from penstock.settings import Platform
 
 log = logging.getLogger(__name__)
@@ -95,10 +95,10 @@ async def park(executor: Any, row: OutboxEvents, error: RecordsRefused) -> None:
     await execute(
         executor,
         "outbox.park",
-        row.id,
-        [row.keys[position] for position in positions],
-        [row.records[position] for position in positions],
-        error.records[positions[0]],
+        id=row.id,
+        keys=[row.keys[position] for position in positions],
+        records=[row.records[position] for position in positions],
+        refused=error.records[positions[0]],
     )
 
 
@@ -148,7 +148,7 @@ async def enqueue(
             query("outbox.enqueue_events"), entry.record_keys, entry.events
         )
     if entry.callbacks:
-        await connection.execute(query("outbox.enqueue_callbacks"), *callback_columns(entry.callbacks))
+        await connection.execute(*bound("outbox.enqueue_callbacks", **callback_columns(entry.callbacks)))
     return entry
 
 
@@ -157,23 +157,25 @@ def _traced(headers: dict[str, str] | None, traceparent: str | None) -> dict[str
     return headers if traceparent is None else {"traceparent": traceparent, **(headers or {})}
 
 
-def callback_columns(callbacks: Sequence[Callback], due_in_s: float = CALLBACK_HORIZON_S) -> list[Any]:
+def callback_columns(callbacks: Sequence[Callback], due_in_s: float = CALLBACK_HORIZON_S) -> dict[str, Any]:
     """The arguments of `outbox.enqueue_callbacks`.
 
     Args:
         callbacks: in the order of their transitions.
         due_in_s: seconds until their records are written again unless their outcomes are recorded.
     """
-    return [
-        [c.id for c in callbacks],
-        [c.target.url for c in callbacks],
-        [c.task_id for c in callbacks],
-        [c.body for c in callbacks],
-        due_in_s,
-        sparse([orjson.dumps(c.headers).decode() if c.headers else None for c in callbacks]),
-        sparse([c.ordered or None for c in callbacks]),
-        sparse([None if c.target.namespace == DEFAULT_NAMESPACE else c.target.namespace for c in callbacks]),
-    ]
+    return {
+        "id": [c.id for c in callbacks],
+        "target": [c.target.url for c in callbacks],
+        "task_id": [c.task_id for c in callbacks],
+        "body": [c.body for c in callbacks],
+        "due_in": due_in_s,
+        "headers": sparse([orjson.dumps(c.headers).decode() if c.headers else None for c in callbacks]),
+        "ordered": sparse([c.ordered or None for c in callbacks]),
+        "namespace": sparse(
+            [None if c.target.namespace == DEFAULT_NAMESPACE else c.target.namespace for c in callbacks]
+        ),
+    }
 
 
 def sparse(column: list[Any]) -> list[Any] | None:

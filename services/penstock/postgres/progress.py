@@ -46,13 +46,13 @@ async def write(executor: Any, reports: Sequence[Report]) -> int:
     rows = await fetch(
         executor,
         "progress.write",
-        [report.attempt_id.task_id for report in ordered],
-        [report.attempt_id.step for report in ordered],
-        [report.attempt_id.attempt for report in ordered],
-        [report.worker for report in ordered],
-        [report.progress.fraction for report in ordered],
-        [report.progress.message for report in ordered],
-        [report.at for report in ordered],
+        id=[report.attempt_id.task_id for report in ordered],
+        step=[report.attempt_id.step for report in ordered],
+        attempt=[report.attempt_id.attempt for report in ordered],
+        worker=[report.worker for report in ordered],
+        fraction=[report.progress.fraction for report in ordered],
+        message=[report.progress.message for report in ordered],
+        reported_at=[report.at for report in ordered],
     )
     return len(rows)
 

@@ -74,32 +74,29 @@ async def find(executor: Any, wanted: CallbackFilter, *, after: Cursor, limit: i
     Raises:
         PostgresUnavailable: no server.
     """
-    time = (wanted.since, wanted.until)
+    page: dict[str, Any] = {"since": wanted.since, "until": wanted.until, "limit": limit}
     namespaces = None if wanted.namespaces is None else list(wanted.namespaces)
     if wanted.ids is not None:
-        call: tuple[Any, ...] = ("find_ids", list(wanted.ids), wanted.state, *time, limit, namespaces)
+        name = "find_ids"
+        page |= {"ids": list(wanted.ids), "state": wanted.state, "namespaces": namespaces}
     elif wanted.task_id is not None:
-        call = (
-            "find_of_task",
-            wanted.task_id,
-            after.seq,
-            *time,
-            limit,
-            wanted.state,
-            wanted.target,
-            namespaces,
-        )
+        name = "find_of_task"
+        page |= {"task_id": wanted.task_id, "after_seq": after.seq, "namespaces": namespaces}
+        page |= {"state": wanted.state, "target": wanted.target}
     elif wanted.state == "pending":
-        call = ("find_pending", *after, *time, limit, PENDING_SEARCHED, wanted.target, namespaces)
+        name = "find_pending"
+        page |= {"after_target": after.target, "after_seq": after.seq, "namespaces": namespaces}
+        page |= {"target": wanted.target, "examined": PENDING_SEARCHED}
     else:
-        within = () if namespaces is None else (namespaces,)
-        name = (
-            f"find_{wanted.state}{'' if wanted.target is None else '_of_target'}{'_within' if within else ''}"
-        )
-        position = after if wanted.target is None else (wanted.target, after.seq)
-        call = (name, *position, *time, limit, *within)
-    name, *arguments = call
-    rows = await fetch(executor, f"replay.{name}", *arguments)
+        name = f"find_{wanted.state}"
+        page["after_seq"] = after.seq
+        if wanted.target is None:
+            page["after_target"] = after.target
+        else:
+            name, page["target"] = f"{name}_of_target", wanted.target
+        if namespaces is not None:
+            name, page["namespaces"] = f"{name}_within", namespaces
+    rows = await fetch(executor, f"replay.{name}", **page)
     found = [FoundCallback(row["id"], Cursor(row["target"], row["seq"]), row["namespace"]) for row in rows]
     if wanted.ids is not None and wanted.target is not None:
         return [callback for callback in found if callback.position.target == wanted.target]
@@ -137,9 +134,9 @@ async def replay(
     return await fetch(
         executor,
         "replay.replay",
-        [callback.id for callback in found],
-        list(due_in_s),
-        state,
-        [callback.namespace for callback in found],
-        [callback.position.target for callback in found],
+        id=[callback.id for callback in found],
+        due_in=list(due_in_s),
+        state=state,
+        namespace=[callback.namespace for callback in found],
+        target=[callback.position.target for callback in found],
     )

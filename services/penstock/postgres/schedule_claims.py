@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.core.schedule_policy import Skip
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import execute, fetch, fetchrow, query
+from penstock.postgres.queries import execute, fetch, fetchrow
 from penstock.postgres.schedule_rows import Schedule, from_row
 from penstock.postgres.schedules import record_skips
 
@@ -81,7 +81,7 @@ async def running(connection: Any, names: Sequence[str]) -> set[str]:
     if not names:
         return set()
     with translated():
-        return {row["name"] for row in await connection.fetch(query("schedules.running"), list(names))}
+        return {row["name"] for row in await fetch(connection, "schedules.running", list(names))}
 
 
 async def cancel_running(connection: Any, names: Sequence[str]) -> None:
@@ -101,19 +101,20 @@ async def advance(connection: Any, advances: Sequence[Advance]) -> None:
         PostgresUnavailable: nothing is written.
     """
     with translated():
-        await connection.execute(
-            query("schedules.advance"),
-            [each.schedule for each in advances],
-            [each.position for each in advances],
-            [each.next_tick for each in advances],
-            [each.next_at for each in advances],
+        await execute(
+            connection,
+            "schedules.advance",
+            name=[each.schedule for each in advances],
+            position=[each.position for each in advances],
+            next_tick=[each.next_tick for each in advances],
+            next_at=[each.next_at for each in advances],
             # PostgreSQL has no arrays of arrays of different lengths.
-            ["{" + ",".join(tick.isoformat() for tick in each.queued) + "}" for each in advances],
-            [each.queue_at for each in advances],
-            [max(each.started, default=None) for each in advances],
-            [len(each.started) for each in advances],
-            [each.error for each in advances],
-            [each.decided for each in advances],
+            queued=["{" + ",".join(tick.isoformat() for tick in each.queued) + "}" for each in advances],
+            queue_at=[each.queue_at for each in advances],
+            last_tick=[max(each.started, default=None) for each in advances],
+            started=[len(each.started) for each in advances],
+            error=[each.error for each in advances],
+            decided=[each.decided for each in advances],
         )
         await record_skips(connection, ((each.schedule, skip) for each in advances for skip in each.skips))
 

@@ -16,7 +16,7 @@ import orjson
 from penstock.contracts import subscription
 from penstock.core.schedule_policy import Skip
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import execute, fetch, fetchrow, fetchval, query
+from penstock.postgres.queries import execute, fetch, fetchrow, fetchval
 from penstock.postgres.schedule_rows import Schedule, Settings, from_row
 
 # Notified when a schedule or a backfill may have something to do; the payload is the schedule.
@@ -67,24 +67,24 @@ async def put(
     [row] = await fetch(
         connection,
         "schedules.put",
-        settings.name,
-        settings.flow,
-        settings.version,
-        settings.cron,
-        settings.zone,
-        settings.input,
-        int(settings.priority),
-        orjson.dumps(settings.labels).decode() if settings.labels else None,
-        rules.catch_up.value,
-        rules.catch_up_limit,
-        rules.catch_up_rate,
-        rules.overlap.value,
-        settings.paused,
-        position,
-        next_tick,
-        actor,
-        settings.events,
-        subscription.to_columns(settings.callbacks) or None,
+        name=settings.name,
+        flow=settings.flow,
+        version=settings.version,
+        cron=settings.cron,
+        zone=settings.zone,
+        input=settings.input,
+        priority=int(settings.priority),
+        labels=orjson.dumps(settings.labels).decode() if settings.labels else None,
+        catch_up=rules.catch_up.value,
+        catch_up_limit=rules.catch_up_limit,
+        catch_up_rate=rules.catch_up_rate,
+        overlap=rules.overlap.value,
+        paused=settings.paused,
+        position=position,
+        next_tick=next_tick,
+        created_by=actor,
+        events=settings.events,
+        callbacks=subscription.to_columns(settings.callbacks) or None,
     )
     return from_row(row)
 
@@ -120,7 +120,7 @@ async def find(
         PostgresUnavailable: the database is unavailable.
     """
     visible = None if namespaces is None else sorted(namespaces)
-    rows = await fetch(executor, "schedules.list", after, visible, flow, limit)
+    rows = await fetch(executor, "schedules.list", behind=after, visible=visible, flow=flow, limit=limit)
     return [from_row(row) for row in rows]
 
 
@@ -133,10 +133,10 @@ async def remove(connection: Any, name: str, removed_by: str) -> bool:
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
     with translated():
-        if await connection.fetchval(query("schedules.remove"), name) is None:
+        if await fetchval(connection, "schedules.remove", name) is None:
             return False
-        await connection.execute(query("schedules.remove_skips"), name)
-        await connection.execute(query("backfills.stop_all"), name, removed_by)
+        await execute(connection, "schedules.remove_skips", name)
+        await execute(connection, "backfills.stop_all", name, removed_by)
     return True
 
 
@@ -148,7 +148,9 @@ async def set_paused(
     Raises:
         PostgresUnavailable: the database is unavailable; repeating the call is safe.
     """
-    [row] = await fetch(connection, "schedules.set_paused", name, paused, position, next_tick)
+    [row] = await fetch(
+        connection, "schedules.set_paused", name=name, paused=paused, position=position, next_tick=next_tick
+    )
     return from_row(row)
 
 
@@ -158,9 +160,18 @@ async def record_skips(connection: Any, skips: Iterable[tuple[str, Skip]]) -> No
     Raises:
         PostgresUnavailable: the database is unavailable.
     """
-    rows = [(name, skip.first, skip.last, skip.count, skip.reason.value, skip.detail) for name, skip in skips]
+    rows = list(skips)
     if rows:
-        await execute(connection, "schedules.record_skips", *map(list, zip(*rows, strict=True)))
+        await execute(
+            connection,
+            "schedules.record_skips",
+            schedule=[name for name, _skip in rows],
+            first_tick=[skip.first for _name, skip in rows],
+            last_tick=[skip.last for _name, skip in rows],
+            ticks=[skip.count for _name, skip in rows],
+            reason=[skip.reason.value for _name, skip in rows],
+            detail=[skip.detail for _name, skip in rows],
+        )
 
 
 async def skips(executor: Any, name: str, *, before: int | None, limit: int) -> list[asyncpg.Record]:

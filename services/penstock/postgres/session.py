@@ -17,7 +17,7 @@ from asyncpg.protocol.protocol import PreparedStatementState
 
 from penstock.errors import LockConflict, SessionLost
 from penstock.postgres.connection import READ_ONLY, close, connect, read_only, translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound
 from penstock.sockets import VANISHED_S
 
 # Seconds between two pings. The difference to `VANISHED_S` is how long a loop may stall.
@@ -100,8 +100,8 @@ class Session:
             with translated():
                 yield self._connection
 
-    async def fetch(self, name: str, *arguments: Any) -> list[asyncpg.Record]:
-        """The rows of a named query.
+    async def fetch(self, name: str, /, *arguments: Any, **named: Any) -> list[asyncpg.Record]:
+        """The rows of a named query, with arguments as of `penstock.postgres.queries.bound`.
 
         Raises:
             SessionLost: the connection has ended. PostgresUnavailable: the server refused for now.
@@ -110,7 +110,7 @@ class Session:
         while True:
             try:
                 async with self.connection() as connection:
-                    rows: list[asyncpg.Record] = await connection.fetch(query(name), *arguments)
+                    rows: list[asyncpg.Record] = await connection.fetch(*bound(name, *arguments, **named))
             except LockConflict as error:
                 if not self._repeats_conflicts:
                     raise
@@ -123,9 +123,9 @@ class Session:
             else:
                 return rows
 
-    async def fetchval(self, name: str, *arguments: Any) -> Any:
+    async def fetchval(self, name: str, /, *arguments: Any, **named: Any) -> Any:
         """The first value of the first row of a named query; errors as `fetch`."""
-        rows = await self.fetch(name, *arguments)
+        rows = await self.fetch(name, *arguments, **named)
         return rows[0][0] if rows else None
 
     async def keep_alive(self) -> None:

@@ -93,17 +93,19 @@ async def save(
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
+    namespaces, urls = target_columns(t.target for t in targets)
     rows = await fetch(
         pool,
         "targets.save",
-        owner,
-        *target_columns(t.target for t in targets),
-        [t.health.abnormal for t in targets],
-        [t.health.count for t in targets],
-        [t.health.slow_at_s for t in targets],
-        [t.health.called_at_s for t in targets],
-        [t.failures for t in targets],
-        [orjson.dumps(list(t.attempts)).decode() for t in targets],
+        owner=owner,
+        namespace=namespaces,
+        url=urls,
+        abnormal=[t.health.abnormal for t in targets],
+        count=[t.health.count for t in targets],
+        slow_at_s=[t.health.slow_at_s for t in targets],
+        called_at_s=[t.health.called_at_s for t in targets],
+        failures=[t.failures for t in targets],
+        attempts=[orjson.dumps(list(t.attempts)).decode() for t in targets],
     )
     return {target_in(row) for row in rows}
 
@@ -191,16 +193,19 @@ async def find(
         PostgresUnavailable: no server.
     """
     indexed = state not in (None, "normal")
-    if namespaces is None:
-        name, within = "targets.find_in_state" if indexed else "targets.find", []
-    else:
-        name, within = (
-            "targets.find_in_state_within" if indexed else "targets.find_within",
-            [list(namespaces)],
-        )
+    name = "targets.find_in_state" if indexed else "targets.find"
     previous = after or TargetId("", "")
-    bounds = (prefix or "", _after_prefix(prefix) if prefix else _AFTER_ALL)
-    return await fetch(executor, name, *previous, *bounds, limit, state, *within)
+    page = {
+        "after_namespace": previous.namespace,
+        "after_url": previous.url,
+        "from_url": prefix or "",
+        "until_url": _after_prefix(prefix) if prefix else _AFTER_ALL,
+        "limit": limit,
+        "state": state,
+    }
+    if namespaces is None:
+        return await fetch(executor, name, **page)
+    return await fetch(executor, f"{name}_within", **page, namespaces=list(namespaces))
 
 
 def _after_prefix(prefix: str) -> str:
@@ -232,7 +237,14 @@ async def delete_unused(
         SessionLost: the lock may be another process's.
         PostgresUnavailable: the server refused for now.
     """
-    [row] = await session.fetch("targets.delete_unused", *(after or TargetId("", "")), limit, unused_s)
+    previous = after or TargetId("", "")
+    [row] = await session.fetch(
+        "targets.delete_unused",
+        after_namespace=previous.namespace,
+        after_url=previous.url,
+        limit=limit,
+        unused_s=unused_s,
+    )
     return row["deleted"], None if row["url"] is None else target_in(row)
 
 
@@ -242,7 +254,15 @@ async def backlog(executor: Any, targets: Sequence[TargetId]) -> dict[TargetId, 
     Raises:
         PostgresUnavailable: no server.
     """
-    rows = await fetch(executor, "targets.backlog", *target_columns(targets), PENDING_SEARCHED, HELD_COUNTED)
+    namespaces, urls = target_columns(targets)
+    rows = await fetch(
+        executor,
+        "targets.backlog",
+        namespace=namespaces,
+        url=urls,
+        most_pending=PENDING_SEARCHED,
+        most_held=HELD_COUNTED,
+    )
     return {
         target_in(row): {name: row[name] for name in ("normal", "diverted", "held", "complete")}
         for row in rows
@@ -293,7 +313,10 @@ async def disable_gone(executor: Any, gone: Mapping[TargetId, str], owner: str) 
     Raises:
         PostgresUnavailable: perhaps nothing was written; safe to repeat.
     """
-    await fetch(executor, "targets.disable_gone", *target_columns(gone), list(gone.values()), owner)
+    namespaces, urls = target_columns(gone)
+    await fetch(
+        executor, "targets.disable_gone", namespace=namespaces, url=urls, why=list(gone.values()), owner=owner
+    )
 
 
 async def enable(executor: Any, target: TargetId) -> bool:

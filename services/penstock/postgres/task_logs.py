@@ -59,19 +59,19 @@ async def insert(
         SessionLost: another process has moved the offset; nothing was inserted.
         PostgresUnavailable: the row is there, or not.
     """
-    values: tuple[Any, ...] = (None,) * 7
-    if segment is not None:
-        values = (
-            len(segment.data),
-            segment.raw_bytes,
-            segment.lines,
-            segment.runs,
-            _moment(segment.begin_ms),
-            _moment(segment.end_ms),
-            segment.filter,
-        )
     moved = await fetch(
-        executor, "task_logs.insert", *offset_parameters(source), object_key, partitions, *values
+        executor,
+        "task_logs.insert",
+        **offset_parameters(source),
+        object_key=object_key,
+        partitions=partitions,
+        size=segment and len(segment.data),
+        raw_size=segment and segment.raw_bytes,
+        lines=segment and segment.lines,
+        runs=segment and segment.runs,
+        begin_at=segment and _moment(segment.begin_ms),
+        end_at=segment and _moment(segment.end_ms),
+        tasks=segment and segment.filter,
     )
     if not moved:
         raise offsets_passed(source)
@@ -94,7 +94,14 @@ async def find(
         PostgresUnavailable: no server.
     """
     rows = await fetch(
-        executor, "task_logs.find", task_id, begin, end, topic, partitions, list(filter_hashes(task_id))
+        executor,
+        "task_logs.find",
+        task=task_id,
+        since=begin,
+        until=end,
+        topic=topic,
+        partitions=partitions,
+        hashes=list(filter_hashes(task_id)),
     )
     segments = tuple(StoredSegment(row["object_key"], row["size"]) for row in rows if row["object_key"])
     return StoredLog(segments, rows[0]["next_offset"], rows[0]["identity"])

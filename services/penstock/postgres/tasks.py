@@ -73,7 +73,7 @@ async def submit(
             second. Nothing was inserted.
         PostgresUnavailable: nothing was inserted.
     """
-    answer = await fetch(executor, "tasks.submit", *offset_parameters(source), *_parameters(submissions))
+    answer = await fetch(executor, "tasks.submit", **offset_parameters(source), **_parameters(submissions))
     if not answer:
         raise offsets_passed(source)
     rows = answer[1:]
@@ -139,13 +139,13 @@ _ENCODERS: Mapping[str, Callable[[Submission], Any]] = {
 }
 
 
-def _parameters(submissions: Sequence[Submission]) -> list[list[Any]]:
-    """One array for each column that a submission fills, in the order of `SUBMITTED`."""
-    encoders = [_ENCODERS.get(column.name, attrgetter(column.name)) for column in SUBMITTED]
-    arrays = [[encode(submission) for submission in submissions] for encode in encoders]
+def _parameters(submissions: Sequence[Submission]) -> dict[str, list[Any]]:
+    """One array for each column that a submission fills, by the name of the column."""
+    encoders = {column.name: _ENCODERS.get(column.name, attrgetter(column.name)) for column in SUBMITTED}
+    arrays = {name: [encode(each) for each in submissions] for name, encode in encoders.items()}
     # The statement fills up short arrays with NULL. Most columns are empty, and encoding an array
     # of NULL is slow.
-    return [[] if values.count(None) == len(values) else values for values in arrays]
+    return {name: [] if values.count(None) == len(values) else values for name, values in arrays.items()}
 
 
 def encode_ref(ref: ObjectRef | None) -> str | None:

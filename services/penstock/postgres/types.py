@@ -129,7 +129,7 @@ def not_found(name: str) -> NotFound:
 
 async def _upsert(connection: Any, task_type: TaskType) -> asyncpg.Record:
     try:
-        [row] = await fetch(connection, "types.register", *task_type.columns())
+        [row] = await fetch(connection, "types.register", **task_type.columns())
     except asyncpg.CheckViolationError as error:
         # The JSON Schema excludes all other violations.
         raise Conflict(

@@ -6,19 +6,17 @@ known by its name in `schemas/postgres/queries`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from penstock.postgres.queries import query
+from penstock.postgres.columns import LISTS
+from penstock.postgres.queries import query, statement
 
 Rows = Iterable["Row"]
 Statement = TypeVar("Statement", bound=Callable[..., Any])
 
 _MARK = "_answers"
-# A statement names the columns of the rows that it receives so.
-_INPUT = re.compile(r"AS i \(([^)]*)\)")
 
 
 class Row(dict[str, Any]):
@@ -29,7 +27,7 @@ class Row(dict[str, Any]):
 
 
 def answers(*names: str) -> Callable[[Statement], Statement]:
-    """Marks a method that answers a statement: its arguments are those of the statement."""
+    """Marks a method that answers a statement: it gets its arguments, named if they have names."""
 
     def mark(method: Statement) -> Statement:
         setattr(method, _MARK, names)
@@ -52,9 +50,11 @@ class Connection:
                 for name in getattr(getattr(type(source), attribute), _MARK, ()):
                     self._answers[query(name)] = (name, getattr(source, attribute))
 
-    async def fetch(self, statement: str, *arguments: Any) -> list[Row]:
+    async def fetch(self, text: str, *arguments: Any) -> list[Row]:
         """The rows of a statement."""
-        _name, answer = self._answers[statement]
+        name, answer = self._answers[text]
+        if parameters := statement(name).parameters:
+            return list(answer(**dict(zip(parameters, arguments, strict=True))) or ())
         return list(answer(*arguments) or ())
 
     async def fetchrow(self, statement: str, *arguments: Any) -> Row | None:
@@ -82,14 +82,13 @@ class Connection:
         yield
 
 
-def rows_of(name: str, *columns: Sequence[Any] | None) -> list[Row]:
-    """The rows of the arrays of a statement, with the names that the statement gives to them.
+def rows_of(columns: Mapping[str, Sequence[Any] | None]) -> list[Row]:
+    """The rows of columns. A column of None is null in each row (`sparse`)."""
+    length = len(next(column for column in columns.values() if column is not None))
+    filled = [[None] * length if column is None else column for column in columns.values()]
+    return [Row(zip(columns, values, strict=True)) for values in zip(*filled, strict=True)]
 
-    A column of None is null in each row (`sparse`).
-    """
-    found = _INPUT.search(query(name))
-    assert found is not None, f"{name} takes no rows"
-    names = [column.strip() for column in found[1].removesuffix("ordinal").split(",") if column.strip()]
-    length = len(next(column for column in columns if column is not None))
-    filled = [[None] * length if column is None else column for column in columns]
-    return [Row(zip(names, values, strict=True)) for values in zip(*filled, strict=True)]
+
+def rows_of_list(name: str, arguments: Mapping[str, Any]) -> list[Row]:
+    """As `rows_of`, for those arguments that are columns of a list of `postgres.columns`."""
+    return rows_of({column: arguments[column] for column in LISTS[name]})

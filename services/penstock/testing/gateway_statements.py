@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from penstock.core.flow import tick_wait
-from penstock.testing.database import Row, answers, rows_of
+from penstock.testing.database import Row, answers, rows_of_list
 from penstock.testing.flow_tables import RUNNING, Statements
 
 # Hours that an event waits for a flow that waits for it.
@@ -21,7 +21,9 @@ class GatewayStatements(Statements):
     # -- definitions
 
     @answers("flow_definitions.insert")
-    def _insert_definition(self, name: str, version: int, definition: str, actor: str | None) -> list[Row]:
+    def _insert_definition(
+        self, name: str, version: int, definition: str, created_by: str | None
+    ) -> list[Row]:
         if (name, version) in self._rows.definitions:
             return []
         row = Row(
@@ -29,7 +31,7 @@ class GatewayStatements(Statements):
             version=version,
             definition=definition,
             created_at=self._clock.now,
-            created_by=actor,
+            created_by=created_by,
         )
         self._rows.definitions[name, version] = row
         return [row]
@@ -55,10 +57,9 @@ class GatewayStatements(Statements):
     # -- starts and commands
 
     @answers("flows.start")
-    def _start(self, *columns: Any) -> list[Row]:
-        # The first six are the offset of a reader of Kafka.
+    def _start(self, **arguments: Any) -> list[Row]:
         answer = [Row(id=None, name=None, idempotency_key=None, schedule=None, tick=None)]
-        for start in rows_of("flows.start", *columns[6:]):
+        for start in rows_of_list("given_flow_start", arguments):
             key = start["idempotency_key"]
             if key is not None and self._by_key(start["name"], key):
                 continue
@@ -96,9 +97,9 @@ class GatewayStatements(Statements):
     # -- events
 
     @answers("flow_events.insert")
-    def _insert_events(self, *columns: Any) -> list[Row]:
+    def _insert_events(self, **arguments: Any) -> list[Row]:
         answer = [Row(namespace=None, id=None)]
-        for event in rows_of("flow_events.insert", *columns[6:]):
+        for event in rows_of_list("flow_event", arguments):
             key = (event["namespace"], event["id"])
             if key not in self._rows.events:
                 self._rows.events[key] = Row(event | {"created_at": self._clock.now})

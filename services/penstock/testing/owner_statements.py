@@ -131,12 +131,11 @@ class OwnerStatements(Statements):
     # -- what the owner writes
 
     @answers("flows.write_flows")
-    def _write_flows(self, *columns: Any) -> None:
-        *written, ended = columns
+    def _write_flows(self, *, ended: Sequence[int], **columns: Any) -> None:
         now = self._clock.now
         for flow_id in ended:
             self._unwait(flow_id, None, kinds=None)
-        for row in rows_of("flows.write_flows", *written):
+        for row in rows_of(columns):
             flow = self._rows.flows[row["id"]]
             flow |= row
             flow |= {
@@ -148,9 +147,9 @@ class OwnerStatements(Statements):
             }
 
     @answers("flows.write_nodes")
-    def _write_nodes(self, *columns: Any) -> None:
+    def _write_nodes(self, **columns: Any) -> None:
         now = self._clock.now
-        for row in rows_of("flows.write_nodes", *columns):
+        for row in rows_of(columns):
             key = (row["flow_id"], row["name"])
             row |= {name: row[name] or 0 for name in _NUMBERS}
             row |= {name: bool(row[name]) for name in ("recovers", "enough")}
@@ -170,13 +169,13 @@ class OwnerStatements(Statements):
                 self._rows.past_nodes.setdefault((flow_id, name, generation), past)
 
     @answers("flows.write_limits")
-    def _write_limits(self, *columns: Any) -> None:
-        for row in rows_of("flows.write_limits", *columns):
+    def _write_limits(self, **columns: Any) -> None:
+        for row in rows_of(columns):
             self._rows.limits.setdefault((row["flow_id"], row["node"], row["generation"], row["kind"]), row)
 
     @answers("flows.write_waits")
-    def _write_waits(self, *columns: Any) -> None:
-        for row in rows_of("flows.write_waits", *columns):
+    def _write_waits(self, **columns: Any) -> None:
+        for row in rows_of(columns):
             self._rows.waits.setdefault((row["flow_id"], row["node"]), row)
 
     @answers("flows.unwait")
@@ -191,8 +190,8 @@ class OwnerStatements(Statements):
         return [self._rows.waits.pop(key) for key in waits] + [self._rows.limits.pop(key) for key in limits]
 
     @answers("flows.write_inbox")
-    def _write_inbox(self, *columns: Any) -> None:
-        for row in rows_of("flows.write_inbox", *columns):
+    def _write_inbox(self, **columns: Any) -> None:
+        for row in rows_of(columns):
             self._rows.note(**row)
 
     @answers("flows.command_children")
@@ -202,9 +201,9 @@ class OwnerStatements(Statements):
                 self._rows.note(root_id=flow["root_id"], flow_id=flow["id"], kind=kind)
 
     @answers("flows.insert_children")
-    def _insert_children(self, *columns: Any) -> list[Row]:
+    def _insert_children(self, **columns: Any) -> list[Row]:
         inserted = []
-        for child in rows_of("flows.insert_children", *columns):
+        for child in rows_of(columns):
             child["generation"] = child["generation"] or 0
             place = {f"parent_{name}": child.pop(name) for name in ("node", "generation", "item")}
             inserted.append(Row(id=self._rows.insert_flow(**place, **child)["id"]))

@@ -19,8 +19,8 @@ class TaskStatements(Statements):
     """Answers statements about tasks."""
 
     @answers("flows.insert_tasks")
-    def _insert(self, *columns: Any) -> None:
-        for row in rows_of("flows.insert_tasks", *columns):
+    def _insert(self, **columns: Any) -> None:
+        for row in rows_of(columns):
             place = FlowPlace(
                 row["flow_id"],
                 row["root_id"],
@@ -48,8 +48,8 @@ class TaskStatements(Statements):
         return found
 
     @answers("flows.wake")
-    def _wake(self, *columns: Any) -> Iterator[Row]:
-        for row in rows_of("flows.wake", *columns):
+    def _wake(self, **columns: Any) -> Iterator[Row]:
+        for row in rows_of(columns):
             row["content_type"] = ContentType.JSON
             context = cast("Context", context_of(row))
             if self._tasks.wake(row["id"], row["step"], row["stage"], context):
@@ -64,5 +64,5 @@ class TaskStatements(Statements):
         return [Row(id=0)]
 
     @answers("outbox.enqueue_callbacks")
-    def _enqueue_callbacks(self, *_columns: Any) -> None:
+    def _enqueue_callbacks(self, **_columns: Any) -> None:
         """They are in the entry that `enqueue` returns."""

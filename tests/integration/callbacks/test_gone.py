@@ -20,7 +20,7 @@ from penstock.core.target import TargetId
 from penstock.kafka.topology.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.local.ports import choose_port
 from penstock.postgres import callback_ends, callbacks, targets
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound
 from penstock.postgres.session import open_session
 
 GONE = 200
@@ -231,12 +231,14 @@ async def test_callbacks_that_are_held_for_too_long_become_dead_letters(
 
 async def replay(platform: Bench, dead: list[Callback]) -> None:
     rows = await platform.connection.fetch(
-        query("replay.replay"),
-        [callback.id for callback in dead],
-        [0.0] * len(dead),
-        "dead",
-        [callback.target.namespace for callback in dead],
-        [callback.target.url for callback in dead],
+        *bound(
+            "replay.replay",
+            id=[callback.id for callback in dead],
+            due_in=[0.0] * len(dead),
+            state="dead",
+            namespace=[callback.target.namespace for callback in dead],
+            target=[callback.target.url for callback in dead],
+        )
     )
     assert len(rows) == len(dead)
 

@@ -19,7 +19,7 @@ from penstock.postgres import callbacks
 from penstock.postgres.callbacks import OutcomeRow
 from penstock.postgres.connection import connect, open_pool
 from penstock.postgres.outbox import callback_columns
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound, query
 
 URL = "https://shop.example/hook"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -57,7 +57,7 @@ FIRST, SECOND = (make_callback(URL, 7, id=f"msg_7-{name}", ordered=True) for nam
 
 
 async def enqueue(pool: Pool, *ordered: Callback) -> None:
-    await pool.execute(query("outbox.enqueue_callbacks"), *callback_columns(ordered, 60.0))
+    await pool.execute(*bound("outbox.enqueue_callbacks", **callback_columns(ordered, 60.0)))
 
 
 async def due_in_s(pool: Pool, callback: Callback) -> float:
@@ -76,7 +76,16 @@ async def test_a_callback_whose_predecessor_ends_during_its_claim_is_due_at_once
     async with other_session.transaction():
         # The transaction of `record_outcomes` is open, so the claim reads the first as pending.
         await other_session.execute(
-            query("callbacks.record_outcomes"), [FIRST.id], [1], ["delivered"], [None], [0.0], [0], *[[]] * 5
+            *bound(
+                "callbacks.record_outcomes",
+                id=[FIRST.id],
+                attempt=[1],
+                state=["delivered"],
+                error=[None],
+                due_in=[0.0],
+                spent=[0],
+                **{name: [] for name in ("row", "callback_id", "topic", "key", "value")},
+            )
         )
         await other_session.execute(query("callbacks.requeue_next"), [FIRST.id])
         claiming = asyncio.create_task(ledger.claim([InFlight(SECOND, Record())]))

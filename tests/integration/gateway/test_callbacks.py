@@ -21,7 +21,7 @@ from penstock.contracts.event import Callback
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import EVENTS
 from penstock.postgres.connection import connect
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound
 
 A, B = "https://a.example/hook", "https://b.example/hook?x=1&y=%2F"
 QUICK_SETTINGS = {"callback_schedule_s": ("0.05", "0.05"), "callback_drain_rate": 200.0}
@@ -120,31 +120,124 @@ async def test_backlog_counts_are_bounded(
     assert (found["backlog"]["normal"], found["backlog"]["complete"]) == (3, False)
 
 
-async def plan_of(platform: Bench, name: str, *arguments: Any) -> str:
+async def plan_of(platform: Bench, text: str, *arguments: Any) -> str:
     """The generic plan, which a long-lived connection uses."""
     connection = await connect(platform.postgres, "test")
     try:
         await connection.execute("SET plan_cache_mode = force_generic_plan")
-        rows = await connection.fetch(f"EXPLAIN {query(name)}", *arguments)
+        rows = await connection.fetch(f"EXPLAIN {text}", *arguments)
     finally:
         await connection.close()
     return "\n".join(row[0] for row in rows)
 
 
-CALLBACK_QUERIES: list[tuple[str, tuple[Any, ...], str]] = [
-    ("targets.backlog", (["acme"], [A], 10, 10), "callback_due callback_held_of"),
-    ("replay.find_dead", (A, 0, None, None, 10), "callback_dead"),
-    ("replay.find_dead_of_target", (A, 0, None, None, 10), "callback_dead"),
-    ("replay.find_dead_within", (A, 0, None, None, 10, ["acme"]), "callback_dead_of"),
-    ("replay.find_dead_of_target_within", (A, 0, None, None, 10, ["acme"]), "callback_dead_of"),
-    ("replay.find_held", (A, 0, None, None, 10), "callback_held"),
-    ("replay.find_held_of_target", (A, 0, None, None, 10), "callback_held"),
-    ("replay.find_held_within", (A, 0, None, None, 10, ["acme"]), "callback_held_of"),
-    ("replay.find_held_of_target_within", (A, 0, None, None, 10, ["acme"]), "callback_held_of"),
-    ("replay.find_of_task", (1, 0, None, None, 10, None, None, ["acme"]), "callback_task"),
-    ("replay.find_ids", (["x"], None, None, None, 10, ["acme"]), "callback_pkey"),
-    ("replay.find_pending", (A, 0, None, None, 10, 10, None, ["acme"]), "callback_due"),
-    ("replay.replay", (["x"], [0.0], "dead", ["acme"], [A]), "callback_pkey"),
+CALLBACK_QUERIES: list[tuple[tuple[Any, ...], str]] = [
+    (
+        bound("targets.backlog", namespace=["acme"], url=[A], most_pending=10, most_held=10),
+        "callback_due callback_held_of",
+    ),
+    (
+        bound("replay.find_dead", after_target=A, after_seq=0, since=None, until=None, limit=10),
+        "callback_dead",
+    ),
+    (
+        bound("replay.find_dead_of_target", target=A, after_seq=0, since=None, until=None, limit=10),
+        "callback_dead",
+    ),
+    (
+        bound(
+            "replay.find_dead_within",
+            after_target=A,
+            after_seq=0,
+            since=None,
+            until=None,
+            limit=10,
+            namespaces=["acme"],
+        ),
+        "callback_dead_of",
+    ),
+    (
+        bound(
+            "replay.find_dead_of_target_within",
+            target=A,
+            after_seq=0,
+            since=None,
+            until=None,
+            limit=10,
+            namespaces=["acme"],
+        ),
+        "callback_dead_of",
+    ),
+    (
+        bound("replay.find_held", after_target=A, after_seq=0, since=None, until=None, limit=10),
+        "callback_held",
+    ),
+    (
+        bound("replay.find_held_of_target", target=A, after_seq=0, since=None, until=None, limit=10),
+        "callback_held",
+    ),
+    (
+        bound(
+            "replay.find_held_within",
+            after_target=A,
+            after_seq=0,
+            since=None,
+            until=None,
+            limit=10,
+            namespaces=["acme"],
+        ),
+        "callback_held_of",
+    ),
+    (
+        bound(
+            "replay.find_held_of_target_within",
+            target=A,
+            after_seq=0,
+            since=None,
+            until=None,
+            limit=10,
+            namespaces=["acme"],
+        ),
+        "callback_held_of",
+    ),
+    (
+        bound(
+            "replay.find_of_task",
+            task_id=1,
+            after_seq=0,
+            since=None,
+            until=None,
+            limit=10,
+            state=None,
+            target=None,
+            namespaces=["acme"],
+        ),
+        "callback_task",
+    ),
+    (
+        bound(
+            "replay.find_ids", ids=["x"], state=None, since=None, until=None, limit=10, namespaces=["acme"]
+        ),
+        "callback_pkey",
+    ),
+    (
+        bound(
+            "replay.find_pending",
+            after_target=A,
+            after_seq=0,
+            since=None,
+            until=None,
+            limit=10,
+            examined=10,
+            target=None,
+            namespaces=["acme"],
+        ),
+        "callback_due",
+    ),
+    (
+        bound("replay.replay", id=["x"], due_in=[0.0], state="dead", namespace=["acme"], target=[A]),
+        "callback_pkey",
+    ),
 ]
 
 
@@ -160,25 +253,105 @@ async def test_callback_queries_use_indexes(platform: Bench) -> None:
         )
         await platform.connection.execute("ANALYZE callback")
     assert len(rows) == 4000
-    for name, arguments, index in CALLBACK_QUERIES:
-        plan = await plan_of(platform, name, *arguments)
+    for statement, index in CALLBACK_QUERIES:
+        plan = await plan_of(platform, *statement)
         assert "Seq Scan on callback" not in plan, plan
         assert "Seq Scan on task" not in plan, plan
         for index_name in index.split():
-            assert f"using {index_name} " in plan or f"on {index_name} " in plan, (name, plan)
+            assert f"using {index_name} " in plan or f"on {index_name} " in plan, (statement, plan)
 
 
-TARGET_QUERIES: list[tuple[str, tuple[Any, ...], str]] = [
-    ("targets.find", ("", "", "https://h7.", "https://h7/", 10, None), "url"),
-    ("targets.find", ("acme", "https://h7.", "", "\x7f", 10, "normal"), "url"),
-    ("targets.find_in_state", ("", "", "", "\x7f", 10, "abnormal"), "troubled"),
-    ("targets.find_within", ("", "", "https://h7.", "https://h7/", 10, None, ["acme", "beta"]), "pkey"),
-    ("targets.find_in_state_within", ("", "", "", "\x7f", 10, "disabled", ["acme"]), "troubled"),
-    ("targets.get", ("https://h7.example/7", ["acme"]), "url"),
-    ("targets.disabled", (["acme"], ["https://h7.example/7"]), "troubled"),
-    ("targets.find_abnormal", ("", "", 1000), "troubled"),
-    ("targets.delete_unused", ("acme", "https://h7.", 1000, 60.0), "url"),
-    ("targets.save", ("me", ["acme"], [A], [True], [1], [1.0], [1.0], [1], ["[]"]), "url"),
+TARGET_QUERIES: list[tuple[tuple[Any, ...], str]] = [
+    (
+        bound(
+            "targets.find",
+            after_namespace="",
+            after_url="",
+            from_url="https://h7.",
+            until_url="https://h7/",
+            limit=10,
+            state=None,
+        ),
+        "url",
+    ),
+    (
+        bound(
+            "targets.find",
+            after_namespace="acme",
+            after_url="https://h7.",
+            from_url="",
+            until_url="\x7f",
+            limit=10,
+            state="normal",
+        ),
+        "url",
+    ),
+    (
+        bound(
+            "targets.find_in_state",
+            after_namespace="",
+            after_url="",
+            from_url="",
+            until_url="\x7f",
+            limit=10,
+            state="abnormal",
+        ),
+        "troubled",
+    ),
+    (
+        bound(
+            "targets.find_within",
+            after_namespace="",
+            after_url="",
+            from_url="https://h7.",
+            until_url="https://h7/",
+            limit=10,
+            state=None,
+            namespaces=["acme", "beta"],
+        ),
+        "pkey",
+    ),
+    (
+        bound(
+            "targets.find_in_state_within",
+            after_namespace="",
+            after_url="",
+            from_url="",
+            until_url="\x7f",
+            limit=10,
+            state="disabled",
+            namespaces=["acme"],
+        ),
+        "troubled",
+    ),
+    (bound("targets.get", "https://h7.example/7", ["acme"]), "url"),
+    (bound("targets.disabled", ["acme"], ["https://h7.example/7"]), "troubled"),
+    (bound("targets.find_abnormal", "", "", 1000), "troubled"),
+    (
+        bound(
+            "targets.delete_unused",
+            after_namespace="acme",
+            after_url="https://h7.",
+            limit=1000,
+            unused_s=60.0,
+        ),
+        "url",
+    ),
+    (
+        bound(
+            "targets.save",
+            owner="me",
+            namespace=["acme"],
+            url=[A],
+            abnormal=[True],
+            count=[1],
+            slow_at_s=[1.0],
+            called_at_s=[1.0],
+            failures=[1],
+            attempts=["[]"],
+        ),
+        "url",
+    ),
 ]
 
 
@@ -191,12 +364,12 @@ async def test_target_queries_use_indexes(platform: Bench) -> None:
         "CASE n WHEN 7 THEN 'abnormal' WHEN 8 THEN 'disabled' ELSE 'normal' END FROM generate_series(1, 20000) AS n"
     )
     await platform.connection.execute("ANALYZE callback_target")
-    for name, arguments, index in TARGET_QUERIES:
-        plan = await plan_of(platform, name, *arguments)
+    for statement, index in TARGET_QUERIES:
+        plan = await plan_of(platform, *statement)
         assert "Seq Scan on callback_target" not in plan, plan
         # Two partial indexes have names with this beginning; the planner may use either.
         found = f"callback_target_{index}" if index == "troubled" else f"callback_target_{index} "
-        assert f"using {found}" in plan or f"on {found}" in plan, (name, plan)
+        assert f"using {found}" in plan or f"on {found}" in plan, (statement, plan)
 
 
 async def test_a_prefix_finds_every_matching_target(gateway: Caller, platform: Bench) -> None:
@@ -405,9 +578,14 @@ async def test_a_stale_outcome_does_not_change_a_replayed_callback(platform: Ben
     await insert_callbacks(platform, A, [1], state="dead", attempt=3)
     callback_id = make_callback(A, 1).id
     pool = platform.connection
-    assert await pool.fetch(query("replay.replay"), [callback_id], [600.0], "dead", ["default"], [A])
-    record = ([uuid.uuid4()], [callback_id], ["callbacks.dead"], [A.encode()], [b"{}"])
-    outcomes = ([callback_id], [3], ["dead"], ["{}"], [0.0], [0], *record)
-    assert await pool.fetch(query("callbacks.record_outcomes"), *outcomes) == []
+    assert await pool.fetch(
+        *bound(
+            "replay.replay", id=[callback_id], due_in=[600.0], state="dead", namespace=["default"], target=[A]
+        )
+    )
+    outcomes = {"id": [callback_id], "attempt": [3], "state": ["dead"], "error": ["{}"], "due_in": [0.0]}
+    outcomes |= {"spent": [0], "row": [uuid.uuid4()], "callback_id": [callback_id]}
+    outcomes |= {"topic": ["callbacks.dead"], "key": [A.encode()], "value": [b"{}"]}
+    assert await pool.fetch(*bound("callbacks.record_outcomes", **outcomes)) == []
     assert await platform.states() == {"pending": 1}
     assert await pool.fetchval("SELECT count(*) FROM callback_outbox") == 0

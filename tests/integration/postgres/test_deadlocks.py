@@ -21,7 +21,7 @@ from penstock.gateway.batcher import SubmissionBatcher
 from penstock.postgres import advance, callbacks, leases, release, tasks, types
 from penstock.postgres.callbacks import OutcomeRow
 from penstock.postgres.connection import open_pool, translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound, query
 from penstock.postgres.session import open_session
 
 ROUNDS = 60
@@ -160,12 +160,14 @@ async def test_changes_of_callbacks_do_not_deadlock(database):
             ids = [row["id"] for row in await sample("delivered")]
             count = len(ids)
             await pool.fetch(
-                query("replay.replay"),
-                ids,
-                [0.0] * count,
-                "delivered",
-                ["default"] * count,
-                ["http://a/"] * count,
+                *bound(
+                    "replay.replay",
+                    id=ids,
+                    due_in=[0.0] * count,
+                    state="delivered",
+                    namespace=["default"] * count,
+                    target=["http://a/"] * count,
+                )
             )
 
         await repeatedly(claim, claim_in_order, end, postpone, replay)

@@ -42,7 +42,7 @@ async def test_a_statement_reads_no_row_that_it_does_not_name(session, name):
     """F2: no statement of flows scans a table that grows, whichever rows it is given."""
     assert GENERIC_PLANS == {"plan_cache_mode": "force_generic_plan"}
     file, _, short = name.partition(".")
-    statement = load(file)[short]
+    statement = load(file)[short].text
     await session.execute(f"PREPARE one AS {statement}")
     count = await session.fetchval(
         "SELECT cardinality(parameter_types) FROM pg_prepared_statements WHERE name = 'one'"

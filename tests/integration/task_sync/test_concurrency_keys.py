@@ -15,7 +15,7 @@ from penstock.errors import NotFound
 from penstock.postgres import advance, concurrency_keys, types
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
 from penstock.postgres.connection import connect
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound, query
 from penstock.postgres.session import open_session
 from penstock.task_sync.app import create_app
 from penstock.task_sync.limits import ReleaseLimiter
@@ -139,7 +139,17 @@ async def test_concurrent_changes_keep_the_pause_of_a_key(pool, name):
             if name == "change":
                 await other.fetch(query("concurrency_keys.reset"), "t", "old")
             else:
-                await other.fetch(query("concurrency_keys.set"), "t", "paused", paused, None, None, limits)
+                await other.fetch(
+                    *bound(
+                        "concurrency_keys.set",
+                        type="t",
+                        key="paused",
+                        paused=paused,
+                        weight=None,
+                        max_in_flight=None,
+                        sets_limit=limits,
+                    )
+                )
             concurrent = asyncio.create_task(operation())
 
             async def waits_or_is_done():
@@ -254,10 +264,11 @@ async def test_every_key_is_served_over_many_pages(owner, pool, fair, monkeypatc
 ROWS = 100_000
 
 
-async def plan(connection, name, *arguments):
+async def plan(connection, name, *arguments, **named):
     """Runs a statement and returns the nodes of its plan; its changes are rolled back."""
     async with connection.transaction():
-        text = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {query(name)}", *arguments)
+        text, *values = bound(name, *arguments, **named)
+        text = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}", *values)
         found, nodes = [orjson.loads(text)[0]["Plan"]], []
         while found:
             node = found.pop()

@@ -694,7 +694,12 @@ async def test_release_reads_the_same_with_finished_tasks_and_history(pool, sett
     )
     assert await release() == baseline
     nodes = await plan(
-        connection, "history.next_ended", datetime(2000, 1, 1, tzinfo=UTC), 0, datetime.now(UTC), 500
+        connection,
+        "history.next_ended",
+        finished_at=datetime(2000, 1, 1, tzinfo=UTC),
+        id=0,
+        before=datetime.now(UTC),
+        limit=500,
     )
     assert index_entries(nodes) == {"task_finished": 500}
     assert "Index Only Scan" in [node["Node Type"] for node in nodes]

@@ -34,7 +34,7 @@ from benchmarks.measurements import CpuMeter, report
 from penstock.local.deployment import SERVICES, Deployment, Options
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound
 
 RELEASED = 100_000
 TYPES = 200
@@ -140,8 +140,16 @@ async def plan_of(connection: Any) -> str:
     transaction = connection.transaction()
     await transaction.start()
     try:
-        statement = f"EXPLAIN (ANALYZE, FORMAT JSON) {query('release.release')}"
-        rows = await connection.fetchval(statement, MEASURED.name, BATCH, [], False, [])  # noqa: FBT003 (a parameter of the statement)
+        text, *values = bound(
+            "release.release",
+            type=MEASURED.name,
+            limit=BATCH,
+            confirmed=[],
+            tracked=False,
+            excluded=[],
+            version=None,
+        )
+        rows = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}", *values)
     finally:
         await transaction.rollback()
     found = [

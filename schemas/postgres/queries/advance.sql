@@ -24,11 +24,11 @@ WHERE t.id = ANY ($1::bigint[]) AND t.state IN ('queued', 'running');
 -- the result ends the one that would have followed.
 SELECT t.id, t.step, t.stage, a.attempt,
        t.attempt + (t.state IN ('failed', 'quarantined'))::integer AS now_at
-FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[]) AS i (id, step, stage, attempt)
+FROM unnest($id::bigint[], $step::integer[], $stage::text[], $attempt::integer[]) AS i (id, step, stage, attempt)
 JOIN task t ON t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt >= i.attempt
 JOIN attempt a ON a.task_id = i.id AND a.step = i.step AND a.attempt = i.attempt AND a.outcome = 'expired'
 JOIN task_type y ON y.name = t.type
-WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
+WHERE t.id = ANY ($id::bigint[]) AND a.task_id = ANY ($id::bigint[])
   AND y.late_results = 'accept'
   AND (t.attempt > i.attempt AND t.state IN ('scheduled', 'ready', 'paused', 'queued', 'running')
        -- A stage that its handler failed is finished; one that only lost its last worker is not.
@@ -39,21 +39,14 @@ WHERE t.id = ANY ($1::bigint[]) AND a.task_id = ANY ($1::bigint[])
 -- name: advance
 -- Moves each task that is still in the attempt that ended, writes the attempt's history and
 -- notifies task-sync. A stale end changes nothing and returns no row. The same holds for the end of
--- a task that another transaction locks; a last row has the ids of these tasks. With `alone` ($21),
+-- a task that another transaction locks; a last row has the ids of these tasks. With `alone`,
 -- the row also has the tasks whose transitions may have events, and these tasks are not moved.
 WITH input AS (
     SELECT *
-    FROM unnest($1::bigint[], $2::integer[], $3::text[], $4::integer[],
-                $5::text[], $6::text[], $7::integer[], $8::integer[], $9::integer[], $10::integer[],
-                $11::double precision[], $12::text[], $13::bytea[], $14::text[], $15::text[],
-                $16::text[], $17::text[], $18::bigint[], $19::bigint[])
-         AS i (id, step, stage, attempt,
-               to_state, to_stage, to_step, to_attempt, failures, losses,
-               delay_s, content_type, context, context_ref, error,
-               outcome, worker, started_ms, finished_ms)
+    FROM unnest({{$ended_attempt}}) AS i ({{ended_attempt}})
 ), free AS MATERIALIZED (
     SELECT id FROM task
-    WHERE id = ANY ($1::bigint[]) AND (NOT $21::boolean OR events IS DISTINCT FROM 'all' AND callbacks IS NULL)
+    WHERE id = ANY ($id::bigint[]) AND (NOT $alone::boolean OR events IS DISTINCT FROM 'all' AND callbacks IS NULL)
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
     UPDATE task t
@@ -88,8 +81,8 @@ WITH input AS (
       -- A late result may end an attempt that has not started, also the one that would have
       -- followed the last.
       AND (t.attempt = i.attempt
-           AND (t.state IN ('queued', 'running') OR ($20::boolean AND t.state IN ('scheduled', 'ready', 'paused')))
-           OR $20::boolean AND t.attempt = i.attempt - 1 AND t.state IN ('failed', 'quarantined'))
+           AND (t.state IN ('queued', 'running') OR ($late::boolean AND t.state IN ('scheduled', 'ready', 'paused')))
+           OR $late::boolean AND t.attempt = i.attempt - 1 AND t.state IN ('failed', 'quarantined'))
       -- An expiry applies only while the same worker holds the lease.
       AND (i.outcome <> 'expired' OR t.worker IS NOT DISTINCT FROM i.worker)
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
@@ -115,7 +108,7 @@ FROM moved, (SELECT count(*) FROM woken) AS w
 UNION ALL
 SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
 FROM task
-WHERE id = ANY ($1::bigint[]) AND (SELECT count(*) FROM free) < cardinality($1::bigint[])
+WHERE id = ANY ($id::bigint[]) AND (SELECT count(*) FROM free) < cardinality($id::bigint[])
   AND id NOT IN (SELECT id FROM free)
 HAVING count(*) > 0;
 

@@ -28,15 +28,15 @@ WHERE ctid = ANY (ARRAY(SELECT ctid FROM backlog WHERE type = ANY ($1::text[]) A
 
 -- name: entries
 -- The number of tasks by type, priority, stage and state, and the age of the oldest ready task. The
--- first `limit` ($5) entries of one type ($1; NULL is all) or of several ($6), after a position
--- ($2, $3, $4; NULL is the first).
+-- first `limit` entries of one type (NULL is all) or of several (`among`), after a position
+-- (`behind_type`, `behind_priority`, `behind_stage`; NULL is the first).
 WITH counted AS MATERIALIZED (
     SELECT type, priority, stage, state, sum(tasks)::bigint AS tasks
     FROM (SELECT type, priority, stage, state, tasks FROM backlog
           UNION ALL
           SELECT type, priority, stage, state, tasks FROM backlog_change) AS c
-    WHERE ($1::text IS NULL OR type = $1) AND ($6::text[] IS NULL OR type = ANY ($6))
-      AND ($2::text IS NULL OR (type, priority, stage) > ($2, $3::smallint, $4::text))
+    WHERE ($type::text IS NULL OR type = $type) AND ($among::text[] IS NULL OR type = ANY ($among))
+      AND ($behind_type::text IS NULL OR (type, priority, stage) > ($behind_type, $behind_priority::smallint, $behind_stage::text))
     GROUP BY type, priority, stage, state HAVING sum(tasks) <> 0
 ), entry AS MATERIALIZED (
     SELECT type, priority, stage,
@@ -45,7 +45,7 @@ WITH counted AS MATERIALIZED (
            coalesce(max(tasks) FILTER (WHERE state = 'paused'), 0) AS paused,
            coalesce(max(tasks) FILTER (WHERE state = 'waiting'), 0) AS waiting,
            coalesce(max(tasks) FILTER (WHERE state = 'in_flight'), 0) AS in_flight
-    FROM counted GROUP BY type, priority, stage ORDER BY type, priority, stage LIMIT $5
+    FROM counted GROUP BY type, priority, stage ORDER BY type, priority, stage LIMIT $limit
 )
 SELECT l.*, o.oldest_s
 FROM entry l
@@ -79,4 +79,4 @@ GROUP BY type, stage, priority, backlog_state(state);
 
 -- name: correct
 -- Records a correction as one more change.
-INSERT INTO backlog_change (type, stage, priority, state, tasks) VALUES ($1, $2, $3, $4, $5);
+INSERT INTO backlog_change (type, stage, priority, state, tasks) VALUES ($type, $stage, $priority, $state, $tasks);

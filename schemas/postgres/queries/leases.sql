@@ -5,14 +5,12 @@
 -- takes only attempts that no other worker holds. Tasks that another transaction locks are left as
 -- they are; a last row has their ids.
 WITH free AS MATERIALIZED (
-    SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id FROM task WHERE id = ANY ($id::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), written AS (
     UPDATE task t
     SET state = 'running', worker = i.worker, lease_partition = i.partition, lease_ms = i.lease_ms, max_attempts = i.max_attempts,
         updated_at = now()
-    FROM unnest($1::bigint[], $2::integer[], $3::integer[], $4::text[], $5::integer[], $6::integer[],
-                $7::integer[], $8::boolean[])
-         AS i (id, step, attempt, worker, partition, lease_ms, max_attempts, by_heartbeat)
+    FROM unnest({{$claim}}) AS i ({{claim}})
     WHERE t.id = ANY (ARRAY(SELECT id FROM free))
       AND t.id = i.id AND t.step = i.step AND t.attempt = i.attempt AND t.state IN ('queued', 'running')
       AND (NOT i.by_heartbeat OR t.worker IS NULL OR t.worker = i.worker)
@@ -22,7 +20,7 @@ SELECT id, step, attempt, NULL::bigint[] AS locked FROM written
 UNION ALL
 SELECT NULL, NULL, NULL, array_agg(id)
 FROM task
-WHERE id = ANY ($1::bigint[]) AND (SELECT count(*) FROM free) < cardinality($1::bigint[])
+WHERE id = ANY ($id::bigint[]) AND (SELECT count(*) FROM free) < cardinality($id::bigint[])
   AND id NOT IN (SELECT id FROM free)
 HAVING count(*) > 0;
 

@@ -78,46 +78,46 @@ LEFT JOIN LATERAL (
 ) e ON true;
 
 -- name: key_queues
--- The next `keys` ($5) concurrency keys with ready tasks at a level ($2), from `first` ($3) to
--- before `end` ($4; null is no bound). Each has its weight, how many of its tasks may start (null
--- is any number) and its first tasks, together about twice `tasks` ($7), divided by weight. Leaves
--- out the given tasks ($8). A loose index scan: one probe for each key, however many tasks wait
+-- The next `keys` concurrency keys with ready tasks at a level, from `first` to before `end` (null
+-- is no bound). Each has its weight, how many of its tasks may start (null
+-- is any number) and its first tasks, together about twice `tasks`, divided by weight. Leaves
+-- out the `excluded` tasks. A loose index scan: one probe for each key, however many tasks wait
 -- under it.
 WITH RECURSIVE scan AS (
     (SELECT t.key, 1 AS n FROM task t
-     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = $2::smallint
-       AND t.key >= $3
+     WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = $level::smallint
+       AND t.key >= $first
      ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
     FROM scan w
     CROSS JOIN LATERAL (
         SELECT t.key FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = $2::smallint
+        WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = $level::smallint
           AND t.key > w.key
         ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
     ) f
-    WHERE w.n < $5::integer
+    WHERE w.n < $keys::integer
 ), waiting AS (
-    SELECT key FROM scan WHERE $4::text IS NULL OR key < $4
+    SELECT key FROM scan WHERE $end::text IS NULL OR key < $end
 ), counted AS (
     SELECT w.key, coalesce(k.weight, 1) AS weight,
            CASE WHEN k.paused THEN 0
-                WHEN coalesce(k.max_in_flight, $6::integer) IS NOT NULL AND w.key <> ''
-                THEN coalesce(k.max_in_flight, $6::integer) - (
+                WHEN coalesce(k.max_in_flight, $max_per_key::integer) IS NOT NULL AND w.key <> ''
+                THEN coalesce(k.max_in_flight, $max_per_key::integer) - (
                     SELECT count(*) FROM (
                         SELECT FROM task t
-                        WHERE t.type = $1 AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key
-                        LIMIT coalesce(k.max_in_flight, $6::integer)) f)
+                        WHERE t.type = $type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key
+                        LIMIT coalesce(k.max_in_flight, $max_per_key::integer)) f)
            END AS room
     FROM waiting w
     CROSS JOIN LATERAL (
         SELECT max(s.weight) AS weight, coalesce(bool_or(s.paused), false) AS paused, max(s.max_in_flight) AS max_in_flight
-        FROM type_key s WHERE s.type = $1 AND s.key = w.key
+        FROM type_key s WHERE s.type = $type AND s.key = w.key
     ) k
 ), open AS (
     SELECT key, weight, room,
-           greatest(0, least(room, $7::integer, 8 + 2 * $7::integer * weight
+           greatest(0, least(room, $tasks::integer, 8 + 2 * $tasks::integer * weight
                              / sum(weight) FILTER (WHERE room IS NULL OR room > 0) OVER ()))::integer AS depth
     FROM counted
 )
@@ -126,17 +126,17 @@ FROM open o
 CROSS JOIN LATERAL (
     SELECT array_agg(f.place) AS places
     FROM (SELECT ARRAY[{{t.release_place}}]::bigint[] AS place FROM task t
-          WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
-            AND {{t.release_level}} = $2::smallint AND t.key = o.key
-            AND t.id NOT IN (SELECT unnest($8::bigint[]))
+          WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
+            AND {{t.release_level}} = $level::smallint AND t.key = o.key
+            AND t.id NOT IN (SELECT unnest($excluded::bigint[]))
           ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
           LIMIT o.depth) f
 ) h
 ORDER BY o.key;
 
 -- name: heads
--- The first `limit` ($2) tasks of each level; with `finish_first` ($3) also of each level's tasks
--- that have begun. Leaves out the given tasks ($4). A task of a flow has waited since the start of
+-- The first `limit` tasks of each level; with `finish_first` also of each level's tasks that have
+-- begun. Leaves out the `excluded` tasks. A task of a flow has waited since the start of
 -- its root, so that the first tasks of a level are those that have waited longest.
 SELECT h.begun, {{h.release_names}},
        extract(epoch FROM now() - coalesce(
@@ -149,31 +149,31 @@ FROM (
     FROM generate_series(0, 4) AS l (level)
     CROSS JOIN LATERAL (
         SELECT {{t.release_place_keys}}, t.flow_root_id, t.created_at FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND {{t.release_level}} = l.level::smallint
-          AND t.id NOT IN (SELECT unnest($4::bigint[]))
-        ORDER BY t.type, {{t.release_order}} LIMIT $2
+        WHERE t.type = $type AND t.state = 'ready' AND {{t.release_level}} = l.level::smallint
+          AND t.id NOT IN (SELECT unnest($excluded::bigint[]))
+        ORDER BY t.type, {{t.release_order}} LIMIT $limit
     ) h
     UNION ALL
     SELECT true, l.level, h.*
     FROM generate_series(0, 4) AS l (level)
     CROSS JOIN LATERAL (
         SELECT {{t.release_place_keys}}, t.flow_root_id, t.created_at FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked
+        WHERE t.type = $type AND t.state = 'ready' AND t.step > 0 AND t.tracked
           AND {{t.release_level}} = l.level::smallint
-          AND t.id NOT IN (SELECT unnest($4::bigint[]))
-        ORDER BY t.type, {{t.release_order}} LIMIT $2
+          AND t.id NOT IN (SELECT unnest($excluded::bigint[]))
+        ORDER BY t.type, {{t.release_order}} LIMIT $limit
     ) h
-    WHERE $3::boolean
+    WHERE $finish_first::boolean
 ) h;
 
 -- name: release_selected
--- As `release.release`, for selected tasks and with the version in $4; tasks that are no longer
+-- As `release.release`, for selected tasks and with the version of the type; tasks that are no longer
 -- ready, or that another transaction locks, are left out.
 WITH deleted AS (
-    DELETE FROM release WHERE id = ANY ($3::bigint[])
+    DELETE FROM release WHERE id = ANY ($confirmed::bigint[])
 ), chosen AS MATERIALIZED (
-    SELECT id FROM task WHERE id = ANY ($2::bigint[]) AND state || '' = 'ready'
-      AND EXISTS (SELECT FROM task_type y WHERE y.name = $1 AND y.xmin = $4::text::xid)
+    SELECT id FROM task WHERE id = ANY ($ids::bigint[]) AND state || '' = 'ready'
+      AND EXISTS (SELECT FROM task_type y WHERE y.name = $type AND y.xmin = $version::text::xid)
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), released AS (
     UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = true
@@ -182,7 +182,7 @@ WITH deleted AS (
               {{t.release_level}} AS level, t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)
-    SELECT $1, array_agg(id) FROM released HAVING count(*) > 0
+    SELECT $type, array_agg(id) FROM released HAVING count(*) > 0
     RETURNING id
 )
 SELECT r.*, (SELECT id FROM noted) AS release_id FROM released r;

@@ -1,19 +1,19 @@
 -- Task-sync: the release of ready tasks.
 
 -- name: release
--- Releases the first `limit` ($2) ready tasks of a type and writes their batch note; deletes the
--- notes of batches whose records are on Kafka ($3). With `tracked` ($4) the tasks count for the
--- type's limits. Leaves out the given tasks ($5). Tasks among the first that another transaction
+-- Releases the first `limit` ready tasks of a type and writes their batch note; deletes the notes of
+-- `confirmed` batches, whose records are on Kafka. With `tracked` the tasks count for the type's
+-- limits. Leaves out the `excluded` tasks. Tasks among the first that another transaction
 -- locks are not released; a last row has their ids and no task. Tasks of a flow take the place of
 -- its root (see `penstock.core.release_order`), and their records its priority. Releases nothing if
--- the type has another version ($6) than the one the owner has loaded: a pause or a new limit holds
+-- the type has another version than the one the owner has loaded: a pause or a new limit holds
 -- for every task that is submitted after it.
 WITH deleted AS (
-    DELETE FROM release WHERE id = ANY ($3::bigint[])
+    DELETE FROM release WHERE id = ANY ($confirmed::bigint[])
 ), found AS MATERIALIZED (
-    SELECT t.id FROM task t WHERE t.type = $1 AND t.state = 'ready' AND t.id NOT IN (SELECT unnest($5::bigint[]))
-      AND ($6::text IS NULL OR EXISTS (SELECT FROM task_type y WHERE y.name = $1 AND y.xmin = $6::text::xid))
-    ORDER BY t.type, {{t.release_order}} LIMIT $2
+    SELECT t.id FROM task t WHERE t.type = $type AND t.state = 'ready' AND t.id NOT IN (SELECT unnest($excluded::bigint[]))
+      AND ($version::text IS NULL OR EXISTS (SELECT FROM task_type y WHERE y.name = $type AND y.xmin = $version::text::xid))
+    ORDER BY t.type, {{t.release_order}} LIMIT $limit
 ), chosen AS MATERIALIZED (
     SELECT id FROM task WHERE id = ANY (ARRAY(SELECT id FROM found)) AND state || '' = 'ready'
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
@@ -22,13 +22,13 @@ WITH deleted AS (
     -- the planner uses no index on it. The state is compared again, because a task may be cancelled
     -- meanwhile. `updated_at` is the moment of queueing, by which task-sync proves that a record is
     -- lost.
-    UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $4::boolean
+    UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $tracked::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING {{t.release_keys}}, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
               t.content_type, t.context, t.context_ref, t.traceparent
 ), noted AS (
     INSERT INTO release (type, task_ids)
-    SELECT $1, array_agg(id) FROM released HAVING count(*) > 0
+    SELECT $type, array_agg(id) FROM released HAVING count(*) > 0
     RETURNING id
 )
 SELECT r.*, (SELECT id FROM noted) AS release_id, NULL::bigint[] AS locked FROM released r
@@ -165,17 +165,17 @@ SELECT extract(epoch FROM min(due_at) - now())::double precision AS wait_s FROM 
 SELECT partition, next_offset, identity FROM ingested WHERE topic = $1 AND partition = ANY ($2::integer[]);
 
 -- name: insert_ingest_offset
-INSERT INTO ingested (topic, partition, next_offset, identity) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING;
+INSERT INTO ingested (topic, partition, next_offset, identity) VALUES ($topic, $partition, $next_offset, $identity) ON CONFLICT DO NOTHING;
 
 -- name: move_ingest_offset
--- Moves the offset of topic $1, partition $2 to $3 with identity $4, if it is still $5 with $6.
--- Keeps the reason $7, and that $8 records were deleted, unless the offset stays.
+-- Moves the offset of a partition to `next_offset` with `identity`, if it is still `stored` with
+-- `stored_identity`. Keeps the reason, and how many records were deleted, unless the offset stays.
 WITH moved AS (
-    UPDATE ingested SET next_offset = $3, identity = $4
-    WHERE topic = $1 AND partition = $2 AND next_offset = $5 AND identity IS NOT DISTINCT FROM $6::text
+    UPDATE ingested SET next_offset = $next_offset, identity = $identity
+    WHERE topic = $topic AND partition = $partition AND next_offset = $stored AND identity IS NOT DISTINCT FROM $stored_identity::text
     RETURNING 1
 ), kept AS (
     INSERT INTO position_reset (topic, partition, reason, stored, resumed, deleted)
-    SELECT $1, $2, $7, $5, $3, $8 FROM moved WHERE $7::text IS NOT NULL
+    SELECT $topic, $partition, $reason, $stored, $next_offset, $deleted FROM moved WHERE $reason::text IS NOT NULL
 )
 SELECT count(*) FROM moved;

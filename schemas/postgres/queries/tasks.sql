@@ -84,28 +84,28 @@ SELECT min(id) AS last, count(*) AS tasks, max(created_at) AS newest FROM (
 ) w;
 
 -- name: list
--- Newest first; $6 is the last id of the page before, $10 the smallest id to search. $13 is a text
--- in the error.
+-- Newest first; `before` is the last id of the page before, `first_id` the smallest id to
+-- search. `error` is a text in the error.
 SELECT t.* FROM task t
-WHERE ($1::text IS NULL OR t.type = $1)
-  AND ($2::text[] IS NULL OR t.state = ANY ($2))
-  AND ($3::text IS NULL OR t.stage = $3)
-  AND ($4::jsonb IS NULL OR t.labels @> $4)
-  AND ($5::text IS NULL OR t.idempotency_key = $5)
+WHERE ($type::text IS NULL OR t.type = $type)
+  AND ($states::text[] IS NULL OR t.state = ANY ($states))
+  AND ($stage::text IS NULL OR t.stage = $stage)
+  AND ($labels::jsonb IS NULL OR t.labels @> $labels)
+  AND ($idempotency_key::text IS NULL OR t.idempotency_key = $idempotency_key)
   -- The index of idempotency keys begins with the type.
-  AND ($5::text IS NULL OR $1::text IS NOT NULL OR t.type = ANY (ARRAY(SELECT name FROM task_type)))
-  AND ($6::bigint IS NULL OR t.id < $6)
-  AND ($8::text IS NULL OR t.key = $8)
-  AND ($9::text[] IS NULL OR t.type = ANY ($9))
-  AND ($10::bigint IS NULL OR t.id >= $10)
-  AND ($11::bigint IS NULL OR t.flow_id = $11)
-  AND ($12::timestamptz IS NULL OR t.created_at >= $12)
+  AND ($idempotency_key::text IS NULL OR $type::text IS NOT NULL OR t.type = ANY (ARRAY(SELECT name FROM task_type)))
+  AND ($before::bigint IS NULL OR t.id < $before)
+  AND ($key::text IS NULL OR t.key = $key)
+  AND ($visible::text[] IS NULL OR t.type = ANY ($visible))
+  AND ($first_id::bigint IS NULL OR t.id >= $first_id)
+  AND ($flow_id::bigint IS NULL OR t.flow_id = $flow_id)
+  AND ($created_since::timestamptz IS NULL OR t.created_at >= $created_since)
   -- Without the traceback. JSON may have a NUL, which PostgreSQL's text cannot have.
-  AND ($13::text IS NULL OR t.error IS NOT NULL AND strpos(
+  AND ($error::text IS NULL OR t.error IS NOT NULL AND strpos(
            lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'kind') || ': '
-           || lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'message'), lower($13)) > 0)
+           || lower(replace(t.error, '\u0000', '\ufffd')::json ->> 'message'), lower($error)) > 0)
 ORDER BY t.id DESC
-LIMIT $7;
+LIMIT $limit;
 
 -- name: states_of
 -- The number of tasks by state.

@@ -44,9 +44,9 @@ SELECT count(*) AS tasks FROM (
 ) f;
 
 -- name: ahead_in_order
--- The same for types with `ageing_s` ($4) or `finish_first` ($5), for a task at a position ($2) that
--- has begun or not ($6): see `penstock.core.release_order`. Ids of tasks and flows grow with the
--- time of submission, so the first `limit` ($3) tasks of each level are enough.
+-- The same for types with `ageing_s` or `finish_first`, for a task at a position that has begun or
+-- not: see `penstock.core.release_order`. Ids of tasks and flows grow with the
+-- time of submission, so the first `limit` tasks of each level are enough.
 WITH found AS (
     SELECT h.begun, {{h.release_place_names}},
            greatest(0, h.level - coalesce(floor(
@@ -55,17 +55,17 @@ WITH found AS (
                    (SELECT f.created_at FROM flow f WHERE f.id = h.flow_root_id),
                    (SELECT w.created_at FROM task w WHERE w.id = h.flow_root_id),
                    h.created_at))::double precision)
-               / $4::double precision), 0)) AS level
+               / $ageing_s::double precision), 0)) AS level
     FROM (
         SELECT true AS begun, l.level, t.*
         FROM generate_series(0, 4) AS l (level)
         CROSS JOIN LATERAL (
             SELECT {{t.release_place_keys}}, t.flow_root_id, t.created_at FROM task t
-            WHERE t.type = $1 AND t.state = 'ready' AND t.step > 0 AND t.tracked
+            WHERE t.type = $type AND t.state = 'ready' AND t.step > 0 AND t.tracked
               AND {{t.release_level}} = l.level::smallint
-            ORDER BY t.type, {{t.release_order}} LIMIT $3
+            ORDER BY t.type, {{t.release_order}} LIMIT $limit
         ) t
-        WHERE $5::boolean
+        WHERE $finish_first::boolean
         UNION ALL
         SELECT false, l.level, {{t.release_place_names}}, t.flow_root_id, t.created_at
         FROM generate_series(0, 4) AS l (level)
@@ -73,44 +73,44 @@ WITH found AS (
             SELECT {{t.release_place_keys}}, t.flow_root_id, t.created_at,
                    t.step > 0 AND t.tracked AS begun
             FROM task t
-            WHERE t.type = $1 AND t.state = 'ready' AND {{t.release_level}} = l.level::smallint
-            ORDER BY t.type, {{t.release_order}} LIMIT $3
+            WHERE t.type = $type AND t.state = 'ready' AND {{t.release_level}} = l.level::smallint
+            ORDER BY t.type, {{t.release_order}} LIMIT $limit
         ) t
-        WHERE NOT ($5::boolean AND (t.begun OR $6::boolean))
-          AND ($4::double precision IS NOT NULL OR l.level <= ($2::bigint[])[1])
+        WHERE NOT ($finish_first::boolean AND (t.begun OR $begun::boolean))
+          AND ($ageing_s::double precision IS NOT NULL OR l.level <= ($position::bigint[])[1])
     ) h
 )
 SELECT count(*) AS tasks FROM (
     SELECT FROM found
-    WHERE CASE WHEN begun = ($5::boolean AND $6::boolean)
-               THEN ({{release_names}}) < ({{$2.release_position}})
+    WHERE CASE WHEN begun = ($finish_first::boolean AND $begun::boolean)
+               THEN ({{release_names}}) < ({{$position.release_position}})
                ELSE begun END
-    LIMIT $3
+    LIMIT $limit
 ) f;
 
 -- name: ahead_by_key
 -- The same for types that are released by key in the plain order: other keys count only up to
--- their room. Among the first `limit` ($3) tasks before it; `examined` is their number, `keys` the
+-- their room. Among the first `limit` tasks before it; `examined` is their number, `keys` the
 -- number of their keys.
 WITH examined AS MATERIALIZED (
     SELECT coalesce(t.key, '') AS key FROM task t
-    WHERE t.type = $1 AND t.state = 'ready'
-      AND ({{t.release_order}}) < ({{$2.release_position}})
-    ORDER BY t.type, {{t.release_order}} LIMIT $3
+    WHERE t.type = $type AND t.state = 'ready'
+      AND ({{t.release_order}}) < ({{$position.release_position}})
+    ORDER BY t.type, {{t.release_order}} LIMIT $limit
 ), queue AS (
     SELECT key, count(*) AS tasks FROM examined GROUP BY key
 ), room AS (
     SELECT i.key, i.tasks,
-           CASE WHEN i.key = $4 THEN i.tasks
+           CASE WHEN i.key = $key THEN i.tasks
                 WHEN k.paused THEN 0
                 WHEN i.key <> '' AND coalesce(k.max_in_flight, y.max_per_key) IS NOT NULL
                 THEN greatest(0, coalesce(k.max_in_flight, y.max_per_key) - (
                     SELECT count(*) FROM task t
-                    WHERE t.type = $1 AND t.state IN ('queued', 'running') AND t.tracked AND t.key = i.key))
+                    WHERE t.type = $type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = i.key))
            END AS room
     FROM queue i
-    JOIN task_type y ON y.name = $1
-    LEFT JOIN type_key k ON k.type = $1 AND k.key = i.key
+    JOIN task_type y ON y.name = $type
+    LEFT JOIN type_key k ON k.type = $type AND k.key = i.key
 )
 SELECT coalesce(sum(least(tasks, room)), 0)::bigint AS tasks,
        (SELECT count(*) FROM examined) AS examined, count(*) AS keys
@@ -118,55 +118,55 @@ FROM room;
 
 -- name: ahead_by_round_robin
 -- The same at its own level when keys are released by round robin: the tasks before it under its
--- own key ($4), whose weight is $5, and the tasks that other keys release in as many rounds, up to
+-- own key, and the tasks that other keys release in as many rounds, up to
 -- their room.
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT count(*) AS tasks FROM (
         SELECT FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
-          AND {{t.release_level}} = ($2::bigint[])[1]::smallint AND t.key = $4
-          AND ({{t.release_place}}) < ({{$2.release_place_position}})
+        WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
+          AND {{t.release_level}} = ($position::bigint[])[1]::smallint AND t.key = $key
+          AND ({{t.release_place}}) < ({{$position.release_place_position}})
         ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
-        LIMIT $3
+        LIMIT $limit
     ) f
 ), scan AS (
     (SELECT t.key, 1 AS n FROM task t
-     WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = ($2::bigint[])[1]::smallint
+     WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = ($position::bigint[])[1]::smallint
      ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
     FROM scan w
     CROSS JOIN LATERAL (
         SELECT t.key FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = ($2::bigint[])[1]::smallint
+        WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = ($position::bigint[])[1]::smallint
           AND t.key > w.key
         ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
     ) f
-    WHERE w.n < $3::integer
+    WHERE w.n < $limit::integer
 ), others AS (
     SELECT FROM scan w
     CROSS JOIN LATERAL (
         SELECT max(s.weight) AS weight, coalesce(bool_or(s.paused), false) AS paused, max(s.max_in_flight) AS max_in_flight
-        FROM type_key s WHERE s.type = $1 AND s.key = w.key
+        FROM type_key s WHERE s.type = $type AND s.key = w.key
     ) k
     CROSS JOIN LATERAL (
         SELECT CASE WHEN k.paused THEN 0
                     WHEN w.key <> '' AND coalesce(k.max_in_flight, y.max_per_key) IS NOT NULL
                     THEN greatest(0, coalesce(k.max_in_flight, y.max_per_key) - (
                         SELECT count(*) FROM task t
-                        WHERE t.type = $1 AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key))
+                        WHERE t.type = $type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key))
                END AS room
-        FROM task_type y WHERE y.name = $1
+        FROM task_type y WHERE y.name = $type
     ) r
     CROSS JOIN LATERAL (
         SELECT FROM task t
-        WHERE t.type = $1 AND t.state = 'ready' AND t.key IS NOT NULL
-          AND {{t.release_level}} = ($2::bigint[])[1]::smallint AND t.key = w.key
+        WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
+          AND {{t.release_level}} = ($position::bigint[])[1]::smallint AND t.key = w.key
         ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
         -- An upper bound: every other key is assumed to come before its own key in the round.
-        LIMIT least(r.room, $3, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $5::integer + 1))
+        LIMIT least(r.room, $limit, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $weight::integer + 1))
     ) f
-    WHERE w.key <> $4
-    LIMIT $3
+    WHERE w.key <> $key
+    LIMIT $limit
 )
 SELECT (SELECT tasks FROM own) + (SELECT count(*) FROM others) AS tasks;

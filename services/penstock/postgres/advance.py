@@ -26,7 +26,7 @@ from penstock.core.flow.waiting import waiting_definition
 from penstock.core.task import FINAL, State
 from penstock.postgres.connection import translated
 from penstock.postgres.outbox import PendingEvent, enqueue, sparse
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound, fetch, query
 from penstock.postgres.repeating import transacted
 from penstock.postgres.tasks import encode_ref, flow_of
 from penstock.settings import Platform
@@ -133,8 +133,7 @@ async def retry_states(executor: Any, ids: Sequence[int]) -> dict[int, RetryStat
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(query("advance.retry_states"), list(ids))
+    rows: list[Any] = await fetch(executor, "advance.retry_states", list(ids))
     return {
         row["id"]: RetryState(
             row["type"],
@@ -174,7 +173,7 @@ async def advance(
     with translated():
         if not waits and all(e.outcome is Outcome.NEXT for e in endings):
             # One statement, without a transaction around it, for transitions that have no events.
-            rows = await pool.fetch(query("advance.advance"), *columns, late, True)  # noqa: FBT003 (the driver takes no names)
+            rows = await pool.fetch(*bound("advance.advance", **columns, late=late, alone=True))
             left = set(rows.pop()["locked"] if rows and rows[-1]["locked"] else ())
             rest = [ending for ending in endings if ending.fence.id in left]
         else:
@@ -186,8 +185,10 @@ async def advance(
 
             async def move(connection: Any) -> tuple[frozenset[int], list[asyncpg.Record], OutboxEntry]:
                 if waits:
-                    await connection.fetch(query("advance.lock"), rest_columns[0])
-                moved = await connection.fetch(query("advance.advance"), *rest_columns, late, False)  # noqa: FBT003 (as above)
+                    await connection.fetch(query("advance.lock"), rest_columns["id"])
+                moved = await connection.fetch(
+                    *bound("advance.advance", **rest_columns, late=late, alone=False)
+                )
                 locked = frozenset(moved.pop()["locked"] if moved and moved[-1]["locked"] else ())
                 return locked, moved, await _enqueue(connection, moved, details, source)
 
@@ -226,12 +227,17 @@ async def suspend(connection: Any, endings: Sequence[Ending]) -> None:
     """Inserts the flows that tasks wait for, which have one node: children, or an event."""
     inputs = [ending.context or Context.encode({}) for ending in endings]
     await connection.execute(
-        query("flows.suspend"),
-        [ending.fence.id for ending in endings],
-        [ending.next_stage for ending in endings],
-        [orjson.dumps(waiting_definition(ending.outcome, ending.terms or {})).decode() for ending in endings],
-        [context.data for context in inputs],
-        [encode_ref(context.ref) for context in inputs],
+        *bound(
+            "flows.suspend",
+            task_id=[ending.fence.id for ending in endings],
+            stage=[ending.next_stage for ending in endings],
+            definition=[
+                orjson.dumps(waiting_definition(ending.outcome, ending.terms or {})).decode()
+                for ending in endings
+            ],
+            inputs=[context.data for context in inputs],
+            inputs_ref=[encode_ref(context.ref) for context in inputs],
+        )
     )
 
 
@@ -241,13 +247,13 @@ async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(
-            query("advance.stages_of"),
-            [fence.id for fence in fences],
-            [fence.step for fence in fences],
-            [fence.attempt for fence in fences],
-        )
+    rows = await fetch(
+        executor,
+        "advance.stages_of",
+        [fence.id for fence in fences],
+        [fence.step for fence in fences],
+        [fence.attempt for fence in fences],
+    )
     stages = {AttemptId(row["id"], row["step"], row["attempt"]): row["stage"] for row in rows}
     found = {fence: stages.get(fence.attempt_id) for fence in fences}
     return {fence: stage for fence, stage in found.items() if stage is not None and stage != fence.stage}
@@ -269,14 +275,14 @@ async def late_attempts(executor: Any, fences: Sequence[Fence]) -> dict[Fence, i
     Raises:
         PostgresUnavailable: no server.
     """
-    with translated():
-        rows = await executor.fetch(
-            query("advance.late_attempts"),
-            [fence.id for fence in fences],
-            [fence.step for fence in fences],
-            [fence.stage for fence in fences],
-            [fence.attempt for fence in fences],
-        )
+    rows = await fetch(
+        executor,
+        "advance.late_attempts",
+        id=[fence.id for fence in fences],
+        step=[fence.step for fence in fences],
+        stage=[fence.stage for fence in fences],
+        attempt=[fence.attempt for fence in fences],
+    )
     return {Fence(row["id"], row["step"], row["stage"], row["attempt"]): row["now_at"] for row in rows}
 
 
@@ -371,37 +377,37 @@ def transition_event(
     )
 
 
-def _columns(endings: Sequence[Ending]) -> list[list[Any] | None]:
+def _columns(endings: Sequence[Ending]) -> dict[str, list[Any] | None]:
     conclusions = [e.conclusion for e in endings]
     states = [stored_state(c) for c in conclusions]
     contexts = [e.context for e in endings]
-    return [
-        [e.fence.id for e in endings],
-        [e.fence.step for e in endings],
-        [e.fence.stage for e in endings],
-        [e.fence.attempt for e in endings],
-        [state.value for state in states],
-        [c.stage for c in conclusions],
-        [c.step for c in conclusions],
-        [c.attempt for c in conclusions],
-        sparse([c.counts.failures or None for c in conclusions]),
-        sparse([c.counts.losses or None for c in conclusions]),
+    return {
+        "id": [e.fence.id for e in endings],
+        "step": [e.fence.step for e in endings],
+        "stage": [e.fence.stage for e in endings],
+        "attempt": [e.fence.attempt for e in endings],
+        "to_state": [state.value for state in states],
+        "to_stage": [c.stage for c in conclusions],
+        "to_step": [c.step for c in conclusions],
+        "to_attempt": [c.attempt for c in conclusions],
+        "failures": sparse([c.counts.failures or None for c in conclusions]),
+        "losses": sparse([c.counts.losses or None for c in conclusions]),
         # Added to the database's clock, which decides when it is due.
-        sparse(
+        "delay_s": sparse(
             [
                 conclusion.delay_s if state is State.SCHEDULED else None
                 for conclusion, state in zip(conclusions, states, strict=True)
             ]
         ),
-        [c.content_type.value if c else None for c in contexts],
-        [c.data if c else None for c in contexts],
-        sparse([encode_ref(c.ref) if c else None for c in contexts]),
-        sparse([_error(e) if e.error else None for e in endings]),
-        [e.outcome.value for e in endings],
-        [e.worker for e in endings],
-        [e.started_ms or None for e in endings],
-        [e.finished_ms or None for e in endings],
-    ]
+        "content_type": [c.content_type.value if c else None for c in contexts],
+        "context": [c.data if c else None for c in contexts],
+        "context_ref": sparse([encode_ref(c.ref) if c else None for c in contexts]),
+        "error": sparse([_error(e) if e.error else None for e in endings]),
+        "outcome": [e.outcome.value for e in endings],
+        "worker": [e.worker for e in endings],
+        "started_ms": [e.started_ms or None for e in endings],
+        "finished_ms": [e.finished_ms or None for e in endings],
+    }
 
 
 def _error(ending: Ending) -> str:

@@ -95,7 +95,17 @@ async def entries(
     Raises:
         PostgresUnavailable: no server.
     """
-    rows = await fetch(pool, "backlog.entries", type_name, *(behind or (None, None, None)), limit, among)
+    behind_type, behind_priority, behind_stage = behind or (None, None, None)
+    rows = await fetch(
+        pool,
+        "backlog.entries",
+        type=type_name,
+        behind_type=behind_type,
+        behind_priority=behind_priority,
+        behind_stage=behind_stage,
+        limit=limit,
+        among=among,
+    )
     return [BacklogEntry(**{**row, "priority": Priority(row["priority"])}) for row in rows]
 
 
@@ -149,10 +159,16 @@ async def recount(pool: asyncpg.Pool[asyncpg.Record], *, rows_per_statement: int
         async with pool.acquire() as connection, connection.transaction(isolation="repeatable_read"):
             await connection.execute(query("backlog.lock_recount"))
             wrong = await _miscounted(connection, rows_per_statement)
-            await connection.executemany(
-                query("backlog.correct"),
-                [(m.type, m.stage, m.priority, m.state, m.tasks - m.counted) for m in wrong],
-            )
+            for m in wrong:
+                await execute(
+                    connection,
+                    "backlog.correct",
+                    type=m.type,
+                    stage=m.stage,
+                    priority=m.priority,
+                    state=m.state,
+                    tasks=m.tasks - m.counted,
+                )
             return len(wrong)
 
 

@@ -105,22 +105,23 @@ async def move(
                     await execute(
                         connection,
                         "release.insert_ingest_offset",
-                        topic,
-                        partition,
-                        position.offset,
-                        position.identity(),
+                        topic=topic,
+                        partition=partition,
+                        next_offset=position.offset,
+                        identity=position.identity(),
                     )
                 elif before != (position.offset, position.identity()):
                     await execute(
                         connection,
                         "release.move_ingest_offset",
-                        topic,
-                        partition,
-                        position.offset,
-                        position.identity(),
-                        *before,
-                        None if start.reason is StartReason.KEPT else start.reason.value,
-                        start.deleted,
+                        topic=topic,
+                        partition=partition,
+                        next_offset=position.offset,
+                        identity=position.identity(),
+                        stored=before[0],
+                        stored_identity=before[1],
+                        reason=None if start.reason is StartReason.KEPT else start.reason.value,
+                        deleted=start.deleted,
                     )
             return await stored(connection, topic, list(starts))
 

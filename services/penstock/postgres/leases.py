@@ -37,14 +37,14 @@ async def claimed(
     rows = await fetch(
         pool,
         "leases.claimed",
-        [lease.attempt_id.task_id for lease in leases],
-        [lease.attempt_id.step for lease in leases],
-        [lease.attempt_id.attempt for lease in leases],
-        [lease.worker for lease in leases],
-        [lease.partition for lease in leases],
-        [round(lease.timeout_s * 1000) for lease in leases],
-        [lease.max_attempts for lease in leases],
-        list(by_heartbeat),
+        id=[lease.attempt_id.task_id for lease in leases],
+        step=[lease.attempt_id.step for lease in leases],
+        attempt=[lease.attempt_id.attempt for lease in leases],
+        worker=[lease.worker for lease in leases],
+        partition=[lease.partition for lease in leases],
+        lease_ms=[round(lease.timeout_s * 1000) for lease in leases],
+        max_attempts=[lease.max_attempts for lease in leases],
+        by_heartbeat=list(by_heartbeat),
     )
     locked = set(rows.pop()["locked"]) if rows and rows[-1]["locked"] else set()
     return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}, locked

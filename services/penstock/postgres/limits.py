@@ -103,7 +103,13 @@ async def heads(
         limit: most tasks of a level.
         excluded: tasks that are left out.
     """
-    rows = await session.fetch("limits.heads", task_type.name, limit, task_type.finish_first, list(excluded))
+    rows = await session.fetch(
+        "limits.heads",
+        type=task_type.name,
+        limit=limit,
+        finish_first=task_type.finish_first,
+        excluded=list(excluded),
+    )
     return [Head(position_in(row)[1:], row["level"], row["waited_s"], begun=row["begun"]) for row in rows]
 
 
@@ -138,14 +144,14 @@ async def key_queues(
     """
     rows = await session.fetch(
         "limits.key_queues",
-        task_type.name,
-        size.level,
-        first,
-        end,
-        size.keys,
-        task_type.max_per_key,
-        size.tasks,
-        list(size.excluded),
+        type=task_type.name,
+        level=size.level,
+        first=first,
+        end=end,
+        keys=size.keys,
+        max_per_key=task_type.max_per_key,
+        tasks=size.tasks,
+        excluded=list(size.excluded),
     )
     return [
         KeyQueue(
@@ -180,7 +186,11 @@ async def release_selected(
             priorities.
     """
     rows = await session.fetch(
-        "limits.release_selected", task_type.name, list(ids), take_confirmed(), version
+        "limits.release_selected",
+        type=task_type.name,
+        ids=list(ids),
+        confirmed=take_confirmed(),
+        version=version,
     )
     order = {task_id: number for number, task_id in enumerate(ids)}
     rows.sort(key=lambda row: order[row["id"]])

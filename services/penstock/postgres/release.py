@@ -94,7 +94,13 @@ async def release(
             releases by any version.
     """
     rows = await session.fetch(
-        "release.release", task_type.name, limit, list(confirmed), tracked, list(excluded), version
+        "release.release",
+        type=task_type.name,
+        limit=limit,
+        confirmed=list(confirmed),
+        tracked=tracked,
+        excluded=list(excluded),
+        version=version,
     )
     locked = rows.pop()["locked"] if rows and rows[-1]["locked"] else []
     if not rows:

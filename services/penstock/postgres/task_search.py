@@ -13,7 +13,7 @@ import orjson
 
 from penstock.core.task import State
 from penstock.postgres.connection import translated
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound, fetch, fetchrow
 
 # Seconds of a search by an index, and of a search in parts; tasks of the first part and of others.
 LIST_WITHIN_S = 0.25
@@ -81,27 +81,24 @@ async def find(
     Raises:
         PostgresUnavailable: the server does not answer.
     """
-    filters = (
-        type_name,
-        list(states) if states else None,
-        stage,
-        orjson.dumps(labels).decode() if labels else None,
-        idempotency_key,
-    )
-    more_filters = (concurrency_key, None if visible_types is None else list(visible_types))
-    last_filters = (flow_id, since, error)
+    filters = {
+        "type": type_name,
+        "states": list(states) if states else None,
+        "stage": stage,
+        "labels": orjson.dumps(labels).decode() if labels else None,
+        "idempotency_key": idempotency_key,
+        "key": concurrency_key,
+        "visible": None if visible_types is None else list(visible_types),
+        "flow_id": flow_id,
+        "created_since": since,
+        "error": error,
+    }
     rows: list[asyncpg.Record] = []
     with translated():
         if labels or idempotency_key or flow_id or (states and INDEXED_STATES.issuperset(states)):
             with suppress(TimeoutError):
                 rows = await executor.fetch(
-                    query("tasks.list"),
-                    *filters,
-                    before_id,
-                    limit,
-                    *more_filters,
-                    None,
-                    *last_filters,
+                    *bound("tasks.list", **filters, before=before_id, limit=limit, first_id=None),
                     timeout=within_s,
                 )
                 return FoundTasks(rows)
@@ -109,17 +106,16 @@ async def find(
         # Usually the first tasks match.
         part_rows = min(FIRST_PART, ROWS_PER_PART)
         while True:
-            part = await executor.fetchrow(query("tasks.walk"), before_id, part_rows, since is not None)
+            part = await fetchrow(executor, "tasks.walk", before_id, part_rows, since is not None)
             if not part["tasks"] or (since is not None and part["newest"] < since - ID_ORDER):
                 return FoundTasks(rows)
-            rows += await executor.fetch(
-                query("tasks.list"),
-                *filters,
-                before_id,
-                limit - len(rows),
-                *more_filters,
-                part["last"],
-                *last_filters,
+            rows += await fetch(
+                executor,
+                "tasks.list",
+                **filters,
+                before=before_id,
+                limit=limit - len(rows),
+                first_id=part["last"],
             )
             before_id = part["last"]
             if len(rows) == limit or part["tasks"] < part_rows:

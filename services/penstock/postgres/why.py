@@ -97,10 +97,17 @@ async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:
     begun = row["step"] > 0 and row["tracked"]
     _, *place = position_in(row)
     level = level_of(Head(tuple(place), row["level"], waited_s, begun), row["ageing_s"])
-    options = (row["ageing_s"], row["finish_first"], begun)
-    return _counted(
-        await fetchval(pool, "why.ahead_in_order", row["type"], [level, *place], COUNTED + 1, *options)
+    ahead = await fetchval(
+        pool,
+        "why.ahead_in_order",
+        type=row["type"],
+        position=[level, *place],
+        limit=COUNTED + 1,
+        ageing_s=row["ageing_s"],
+        finish_first=row["finish_first"],
+        begun=begun,
     )
+    return _counted(ahead)
 
 
 async def _by_priority(pool: Any, row: asyncpg.Record) -> Ahead:
@@ -110,7 +117,9 @@ async def _by_priority(pool: Any, row: asyncpg.Record) -> Ahead:
 async def _by_key(pool: Any, row: asyncpg.Record, *, levels_above: bool = False) -> Ahead:
     """Counts tasks of all levels up to the task's own, or only of the levels above it."""
     before = (row["level"], *START[1:]) if levels_above else position_in(row)
-    [counted] = await fetch(pool, "why.ahead_by_key", row["type"], before, COUNTED + 1, row["key"])
+    [counted] = await fetch(
+        pool, "why.ahead_by_key", type=row["type"], position=before, limit=COUNTED + 1, key=row["key"]
+    )
     return Ahead(
         min(counted["tasks"], COUNTED),
         more=counted["examined"] > COUNTED,
@@ -123,11 +132,11 @@ async def _by_round_robin(pool: Any, row: asyncpg.Record) -> Ahead:
     same_level = await fetchval(
         pool,
         "why.ahead_by_round_robin",
-        row["type"],
-        position_in(row),
-        COUNTED + 1,
-        row["key"],
-        row["weight"],
+        type=row["type"],
+        position=position_in(row),
+        limit=COUNTED + 1,
+        key=row["key"],
+        weight=row["weight"],
     )
     tasks = above.tasks + same_level
     return Ahead(min(tasks, COUNTED), more=above.more or tasks > COUNTED, about=True)

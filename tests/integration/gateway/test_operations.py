@@ -25,8 +25,9 @@ from tests.support.waiting import wait_until
 from penstock.core.operations import TaskSnapshot, Verb, apply, reachable, state_after_attempt
 from penstock.core.task import Priority, State
 from penstock.postgres import operations
+from penstock.postgres.columns import LISTS
 from penstock.postgres.connection import connect
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound
 
 # States of the 10,000 matching tasks of `insert_mixed`.
 OPEN = {"scheduled": 1_500, "ready": 6_500, "queued": 1_000, "running": 1_000}
@@ -195,10 +196,11 @@ async def test_a_marked_task_is_paused_at_the_end_of_its_stage(db: Any) -> None:
     ends = {"ready": "next", "scheduled": "retry", "succeeded": "done", "failed": "fail"}
     for (to, outcome), late in itertools.product(ends.items(), (False, True)):
         [one] = await insert(db, 1, "paused" if late else "running", pausing=str(not late))
-        # The values have the order of `advance._columns`.
-        values = [one, 0, "s", 0, to, "t", 1, 0, None, None, 3600.0 if to == "scheduled" else None]
-        values += ["json", b"2", None, None, outcome, "w", None, None]
-        rows = await db.fetch(query("advance.advance"), *([value] for value in values), late, False)  # noqa: FBT003 (the driver takes no names)
+        end = {"id": one, "step": 0, "stage": "s", "attempt": 0, "to_state": to, "to_stage": "t"}
+        end |= {"to_step": 1, "to_attempt": 0, "delay_s": 3600.0 if to == "scheduled" else None}
+        end |= {"content_type": "json", "context": b"2", "outcome": outcome, "worker": "w"}
+        columns = {name: [end.get(name)] for name in LISTS["ended_attempt"]}
+        rows = await db.fetch(*bound("advance.advance", **columns, late=late, alone=False))
         assert len(rows) == 1, (to, late)
         row = await db.fetchrow("SELECT *, due_at > now() AS ahead FROM task WHERE id = $1", one)
         assert row["state"] == state_after_attempt(State(to), pausing=True), (to, late)

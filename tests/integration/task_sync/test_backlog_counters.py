@@ -30,7 +30,7 @@ from penstock.errors import LockConflict, NotFound
 from penstock.local.ports import choose_port
 from penstock.postgres import advance, backlog, tasks, types
 from penstock.postgres.connection import open_pool
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound, query, statement
 from penstock.settings import Platform
 from penstock.task_sync import backlog_counters
 from penstock.task_sync.app import create_app
@@ -110,8 +110,8 @@ class RandomOperations:
         await tasks.submit(self.pool, submissions)
 
     async def release(self):
-        arguments = (self.random.choice(TYPES), 5, [], False, [], None)
-        await self.pool.fetch(query("release.release"), *arguments)
+        chosen = {"type": self.random.choice(TYPES), "limit": 5, "excluded": [], "version": None}
+        await self.pool.fetch(*bound("release.release", **chosen, confirmed=[], tracked=False))
 
     async def promote(self):
         await self.pool.execute("UPDATE task SET due_at = now() WHERE state = 'scheduled' AND id % 2 = 0")
@@ -121,13 +121,15 @@ class RandomOperations:
         rows = await self.sample("queued", "running")
         count = len(rows)
         await self.pool.fetch(
-            query("leases.claimed"),
-            *([row[name] for row in rows] for name in ("id", "step", "attempt")),
-            ["w"] * count,
-            [0] * count,
-            [1000] * count,
-            [None] * count,
-            [False] * count,
+            *bound(
+                "leases.claimed",
+                **{name: [row[name] for row in rows] for name in ("id", "step", "attempt")},
+                worker=["w"] * count,
+                partition=[0] * count,
+                lease_ms=[1000] * count,
+                max_attempts=[None] * count,
+                by_heartbeat=[False] * count,
+            )
         )
 
     async def end(self):
@@ -275,7 +277,8 @@ async def test_the_oldest_age_counts_from_becoming_ready(pool):
     found = {(line.stage, int(line.priority)): line.oldest_s for line in await backlog.entries(pool)}
     assert found.pop(("b", 0)) is None
     assert {place: round(age_s, -1) for place, age_s in found.items()} == {("a", 0): 200, ("a", 1): 70}
-    rows = await pool.fetch(f"EXPLAIN {query('backlog.entries')}", None, None, None, None, 10, None)
+    text, parameters = statement("backlog.entries")
+    rows = await pool.fetch(f"EXPLAIN {text}", *(10 if name == "limit" else None for name in parameters))
     plan = "\n".join(row[0] for row in rows)
     assert "using task_ready_oldest on task" in plan
     assert plan.count(" on task") == 1

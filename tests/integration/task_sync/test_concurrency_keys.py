@@ -328,13 +328,13 @@ async def large_backlog(pool, settings):
 async def test_a_choice_among_100_000_blocked_rows_reads_few(large_backlog):
     """S5: choosing tasks probes an index once for each key, so that ten tasks behind 100,000
     blocked ones cost tens of rows. A limit counts only tasks in flight."""
-    nodes = await plan(large_backlog, "limits.key_queues", "t", Priority.MEDIUM, "", None, 256, 2, 10, [])
+    page = {"type": "t", "level": Priority.MEDIUM, "first": "", "end": None, "keys": 256}
+    page |= {"max_per_key": 2, "tasks": 10, "excluded": []}
+    nodes = await plan(large_backlog, "limits.key_queues", **page)
     read = rows_by_index(nodes)
     assert set(read) <= {("Index Only Scan", "task_release_key"), ("Index Only Scan", "task_in_flight")}
     assert sum(read.values()) <= 30, read
-    rows = await large_backlog.fetch(
-        query("limits.key_queues"), "t", Priority.MEDIUM, "", None, 256, 2, 10, []
-    )
+    rows = await large_backlog.fetch(*bound("limits.key_queues", **page))
     assert [(row["key"], row["room"], len(row["places"] or ())) for row in rows] == [
         ("full", 0, 0),
         ("other", 2, 2),
@@ -365,8 +365,18 @@ async def test_a_count_of_tasks_in_flight_reads_only_those(large_backlog):
 async def test_a_plain_type_is_chosen_by_one_index(large_backlog):
     """S3: with 100,000 ready tasks, the statement reads one index entry for each task it releases,
     and no index of limits and keys."""
-    tracked = False
-    read = rows_by_index(await plan(large_backlog, "release.release", "plain", 10, [], tracked, [], None))
+    read = rows_by_index(
+        await plan(
+            large_backlog,
+            "release.release",
+            type="plain",
+            limit=10,
+            confirmed=[],
+            tracked=False,
+            excluded=[],
+            version=None,
+        )
+    )
     assert read.pop(("Index Only Scan", "task_release")) == 10
     # The chosen tasks are read by primary key, with an index scan or a bitmap scan.
     assert read in ({("Index Scan", "task_pkey"): 10}, {("Bitmap Heap Scan", "task_pkey"): 10})
@@ -377,7 +387,11 @@ async def test_ageing_and_finishing_first_read_the_heads_of_the_levels(large_bac
     """S3: ageing and finish_first read the first few tasks of each level, behind any number of
     tasks."""
     for finish_first in (False, True):
-        read = rows_by_index(await plan(large_backlog, "limits.heads", "plain", 10, finish_first, []))
+        read = rows_by_index(
+            await plan(
+                large_backlog, "limits.heads", type="plain", limit=10, finish_first=finish_first, excluded=[]
+            )
+        )
         # No task here is a child of another, whose start would be read by its id.
         assert read.pop(("Index Scan", "task_pkey"), 0) == 0
         assert set(read) <= {("Index Scan", "task_release"), ("Index Scan", "task_release_begun")}

@@ -137,14 +137,24 @@ async def test_an_urgent_task_passes_a_large_fan_out(pool, database):
         assert (await owner.release(1))[0] == [urgent]
         owner.limits.close()
     connection = await connect(database, "plans")
-    tracked = False
     for old_indexes in (False, True):
         if old_indexes:
             await pool.execute(OLD_INDEXES)
         for analysed in (False, True):
             if analysed:
                 await pool.execute("VACUUM ANALYZE task")
-            read = index_entries(await plan(connection, "release.release", "t", 10, [], tracked, [], None))
+            read = index_entries(
+                await plan(
+                    connection,
+                    "release.release",
+                    type="t",
+                    limit=10,
+                    confirmed=[],
+                    tracked=False,
+                    excluded=[],
+                    version=None,
+                )
+            )
             assert read.pop("task_release") == 10
             assert set(read) <= {"task_pkey", "release_pkey"}
     await connection.close()

@@ -677,11 +677,19 @@ async def test_release_reads_the_same_with_finished_tasks_and_history(pool, sett
         " SELECT 't', 'ready', 'start', 'json', 'null' FROM generate_series(1, 1000)"
     )
     connection = await connect(settings.postgres, "plans")
-    tracked = False
 
     async def release():
         await pool.execute("VACUUM ANALYZE task")
-        nodes = await plan(connection, "release.release", "t", 10, [], tracked, [], None)
+        nodes = await plan(
+            connection,
+            "release.release",
+            type="t",
+            limit=10,
+            confirmed=[],
+            tracked=False,
+            excluded=[],
+            version=None,
+        )
         return index_entries(nodes), sorted((n["Node Type"], n.get("Index Name", "")) for n in nodes)
 
     baseline = await release()

@@ -14,8 +14,8 @@ import yaml
 from tests.support.callback_targets import SECRET
 
 from penstock import process
-from penstock.cli.serving import SERVICES
 from penstock.gateway.app import STOP_S
+from penstock.kafka.topology.services import SERVICES
 from penstock.worker import Worker, WorkerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -38,8 +38,8 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(process, "run", run)
     monkeypatch.setenv("PENSTOCK_OBJECTS", OBJECTS)
     monkeypatch.setenv("PENSTOCK_CALLBACK_SECRETS", SECRET)
-    for package in SERVICES.values():
-        importlib.import_module(f"penstock.{package}.app").main()
+    for service in SERVICES.values():
+        importlib.import_module(f"penstock.{service.package}.app").main()
     with pytest.raises(SystemExit):
         Worker(WorkerSettings(objects=OBJECTS)).run()
     return found

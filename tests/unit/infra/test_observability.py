@@ -17,7 +17,7 @@ import yaml
 
 from penstock import metrics
 from penstock.cli.main import cli
-from penstock.cli.serving import SERVICES
+from penstock.kafka.topology.services import SERVICES
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "infra" / "observability"

@@ -53,7 +53,7 @@ def named(right: Right) -> str:
 
 
 def access_rows() -> str:
-    """Of each service: the topics that it reads and writes, its groups, and what else it may do."""
+    """The rows list the topics that a service reads and writes, its groups, and its other rights."""
     rows = []
     for name, service in SERVICES.items():
         rights = [right for right in service.rights if right.name != DEPLOYMENT.name]

@@ -27,7 +27,7 @@ ALTER_CONFIGS = "AlterConfigs"
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What a service may do with a topic or group, or with all whose names begin alike.
+    """A service's permission on one topic or group, or on all whose names begin alike.
 
     Attributes:
         kind: TOPIC or GROUP.

@@ -16,26 +16,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.client import Client
+from penstock.kafka.topology.services import SERVICES as PLATFORM
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 IMAGE = Path(__file__).parent / "image"
 
-# Containers by service.
-REPLICAS = {
-    "kafka": 1,
-    "postgres": 1,
-    "gateway": 1,
-    "task-sync": 2,
-    "heartbeats": 2,
-    "stages": 2,
-    "flows": 2,
-    "callbacks": 2,
-    "tasklogs": 2,
-    "steps": 2,
-    "receiver": 1,
-}
-SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "flows", "callbacks", "tasklogs", "steps")
+# Containers by service: those of Penstock, and of the tests' worker.
+SERVICES = (*PLATFORM, "steps")
+REPLICAS = {"kafka": 1, "postgres": 1, **dict.fromkeys(SERVICES, 2), "gateway": 1, "receiver": 1}
 
 # Far longer than any operation takes on two busy cores.
 TIMEOUT_S = 600

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock.cli.serving import SERVICES
+from penstock.kafka.topology.services import SERVICES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -83,7 +83,8 @@ def test_modules_of_the_map_exist() -> None:
         for service, cells in rows
         for name in re.findall(r"`([a-z_/]+)`", cells)
         if not any(
-            (base / f"{name}.py").exists() for base in (package / SERVICES.get(service, service), package)
+            (base / f"{name}.py").exists()
+            for base in (package / (SERVICES[service].package if service in SERVICES else service), package)
         )
     ]
     assert missing == []

@@ -18,18 +18,14 @@ import pytest
 
 import penstock
 from penstock import logs
+from penstock.kafka.topology.services import SERVICES
 
 PACKAGE = Path(penstock.__file__).parent
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "log-events.md"
 # Packages of one program; all other modules are shared.
 PROGRAMS = {
-    "gateway": "gateway",
+    **{service.package: name for name, service in SERVICES.items()},
     "http": "gateway",
-    "task_sync": "task-sync",
-    "heartbeats": "heartbeats",
-    "stages": "stages",
-    "task_logs": "tasklogs",
-    "callbacks": "callbacks",
     "worker": "worker",
     "checks": "`penstock check`",
 }

@@ -9,35 +9,27 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.support.service_apps import settings_of
 
 import penstock.cli
 from penstock import errors, metrics
-from penstock.callbacks.settings import CallbacksSettings
 from penstock.core.completion import Outcome
 from penstock.core.task import FINAL, State
-from penstock.flow_owner.settings import FlowsSettings
-from penstock.gateway.settings import GatewaySettings
-from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.processing.processor import ProcessorSettings
+from penstock.kafka.topology.services import SERVICES
 from penstock.kafka.topology.topic_config import TopicConfig, config_of
 from penstock.kafka.topology.topics import PLATFORM, ready
 from penstock.process import exit_status
 from penstock.settings import ENVIRONMENT_PREFIX, Kafka, Platform
-from penstock.stages.settings import StagesSettings
-from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker.settings import WorkerSettings
 
 FILE = Path(__file__).parents[2] / "docs" / "reference.md"
+PROCESSORS = [name for name in SERVICES if issubclass(settings_of(name), ProcessorSettings)]
 GROUPS = {
     "All services and workers": (Kafka, None),
     "All services": (Platform, Kafka),
-    "gateway": (GatewaySettings, Platform),
-    "task-sync": (TaskSyncSettings, Platform),
-    "heartbeats, stages, callbacks": (ProcessorSettings, Kafka),
-    "heartbeats": (HeartbeatsSettings, ProcessorSettings),
-    "stages": (StagesSettings, ProcessorSettings),
-    "flows": (FlowsSettings, Platform),
-    "callbacks": (CallbacksSettings, ProcessorSettings),
+    ", ".join(PROCESSORS): (ProcessorSettings, Kafka),
+    **{name: (settings_of(name), ProcessorSettings if name in PROCESSORS else Platform) for name in SERVICES},
     "worker": (WorkerSettings, Kafka),
 }
 OUTCOMES = {

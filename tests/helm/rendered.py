@@ -12,7 +12,6 @@ from typing import Any
 CHART = Path(__file__).parents[2] / "infra" / "helm" / "penstock"
 # The oldest version that Chart.yaml accepts.
 KUBERNETES = ("--kube-version", "1.29.0")
-SERVICES = ("gateway", "task-sync", "heartbeats", "stages", "flows", "callbacks", "tasklogs")
 
 Object = dict[str, Any]
 

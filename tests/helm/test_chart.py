@@ -20,21 +20,16 @@ import pytest
 import yaml
 
 from penstock import process
-from penstock.callbacks.settings import CallbacksSettings
 from penstock.core.hosts import HostPolicy
-from penstock.flow_owner.settings import FlowsSettings
 from penstock.gateway.settings import GatewaySettings
-from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.topology.services import SERVICES
 from penstock.kafka.topology.topics import ready, workers_group
 from penstock.settings import ENVIRONMENT_PREFIX, Settings
-from penstock.stages.settings import StagesSettings
-from penstock.task_logs.settings import TaskLogsSettings
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker.settings import WorkerSettings
 from tests.helm.rendered import (
     CHART,
     KUBERNETES,
-    SERVICES,
     Object,
     Render,
     component_of,
@@ -49,6 +44,7 @@ from tests.helm.rendered import (
     workload,
     workloads,
 )
+from tests.support.service_apps import settings_of
 
 ROOT = Path(__file__).parents[2]
 SETS = sorted(path.stem for path in (Path(__file__).parent / "values").glob("*.yaml"))
@@ -62,13 +58,7 @@ CUSTOM = {
     "HTTPRoute": "gateway.networking.k8s.io/v1",
 }
 KINDS: dict[str, type[Settings]] = {
-    "gateway": GatewaySettings,
-    "task-sync": TaskSyncSettings,
-    "heartbeats": HeartbeatsSettings,
-    "stages": StagesSettings,
-    "flows": FlowsSettings,
-    "callbacks": CallbacksSettings,
-    "tasklogs": TaskLogsSettings,
+    **{name: settings_of(name) for name in SERVICES},
     "worker": WorkerSettings,
 }
 # Variables of `penstock.process` and `penstock.logs`, which are not fields of settings.

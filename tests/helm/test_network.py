@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.kafka.topology.services import SERVICES
 from tests.helm.rendered import (
-    SERVICES,
     Object,
     Peer,
     Render,
@@ -45,7 +45,7 @@ def test_each_service_reaches_only_the_servers_it_uses(render: Render, component
     objects = render.objects("strimzi-cnpg")
     uses_kafka = component != "migrate"
     uses_postgres = component != "topics"
-    uses_objects = component in ("gateway", "task-sync", "flows", "tasklogs")
+    uses_objects = component in SERVICES and SERVICES[component].objects
     assert reaches(objects, component, DNS, 53, "UDP")
     assert reaches(objects, component, DNS, 53)
     assert reaches(objects, component, BROKER, 9093) == uses_kafka

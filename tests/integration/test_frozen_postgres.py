@@ -11,36 +11,19 @@ import orjson
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from tests.support.gateways import Proxy
+from tests.support.service_apps import app_of
 from tests.support.services import make_topics, running_service, write
 from tests.support.waiting import wait_until
 
-from penstock import process
-from penstock.callbacks.app import create_app as callbacks
-from penstock.callbacks.settings import CallbacksSettings
 from penstock.contracts.files import schemas_folder
 from penstock.errors import SessionLost, Unavailable
-from penstock.flow_owner.app import create_app as flows
-from penstock.flow_owner.settings import FlowsSettings
-from penstock.heartbeats.app import create_app as heartbeats
-from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.topology.services import SERVICES
 from penstock.postgres.connection import open_pool
-from penstock.stages.app import create_app as stages
-from penstock.stages.settings import StagesSettings
-from penstock.task_logs.app import create_app as task_logs
-from penstock.task_logs.settings import TaskLogsSettings
-from penstock.task_sync.app import create_app as task_sync
-from penstock.task_sync.settings import TaskSyncSettings
 
 STALL_S = 4.0
 
-SERVICES: dict[str, tuple[Callable[[Any], process.Service], type[Any], str]] = {
-    "stages": (stages, StagesSettings, "stage-results"),
-    "heartbeats": (heartbeats, HeartbeatsSettings, "heartbeats"),
-    "callbacks": (callbacks, CallbacksSettings, "callbacks"),
-    "task-sync": (task_sync, TaskSyncSettings, "submitted"),
-    "flows": (flows, FlowsSettings, "flows.submitted"),
-    "tasklogs": (task_logs, TaskLogsSettings, "task-logs"),
-}
+# A topic of each service that reads one.
+TOPICS = {name: service.reads[0].name for name, service in SERVICES.items() if service.reads}
 EXAMPLES = {"callbacks": "callback", "heartbeats": "heartbeat"}
 
 
@@ -51,29 +34,29 @@ def example(topic: str) -> Any:
     return {**record, "target": "http://127.0.0.1:1/"} if "target" in record else record
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", TOPICS)
 async def test_a_frozen_postgresql_is_no_stall(
     kafka_servers: str, prefix: str, database: str, name: str
 ) -> None:
     """S11, O2a: PostgreSQL freezes while a record is in flight. The service does not end as
     stalled, and goes on with the record when PostgreSQL answers again."""
-    create_app, settings_type, topic = SERVICES[name]
+    topic = TOPICS[name]
     kafka = await make_topics(kafka_servers, prefix)
     proxy = Proxy()
-    settings = settings_type(
+    app = app_of(
+        name,
         kafka=kafka_servers,
         prefix=prefix,
         postgres=await proxy.start(database),
         stall_timeout_s=STALL_S,
         metrics_port=0,
-        **({} if name in {"stages", "heartbeats", "callbacks"} else {"objects": "memory:///"}),
     )
 
     async def service(stopping: asyncio.Event, ready: Callable[[], None]) -> None:
         # As `process.run`: only a lost server lets it begin again.
         while not stopping.is_set():
             try:
-                await create_app(settings)(stopping, ready)
+                await app(stopping, ready)
             except (Unavailable, SessionLost):
                 await asyncio.sleep(0.1)
 

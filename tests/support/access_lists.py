@@ -11,13 +11,13 @@ from aiokafka.errors import for_code
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
 from penstock.kafka.client.connection import admin_client
-from penstock.kafka.topology import acls
+from penstock.kafka.topology import rights
 from penstock.kafka.topology.acls import AccessRule
 from penstock.settings import Kafka
 
 # Numbers in Kafka's protocol.
-KINDS = {acls.TOPIC: 2, acls.GROUP: 3}
-PATTERNS = {acls.LITERAL: 3, acls.PREFIXED: 4}
+KINDS = {rights.TOPIC: 2, rights.GROUP: 3}
+PATTERNS = {rights.LITERAL: 3, rights.PREFIXED: 4}
 OPERATIONS = {
     "Read": 3,
     "Write": 4,

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import penstock
 from penstock.contracts.files import schemas_folder
+from penstock.kafka.topology.services import SERVICES
 from penstock.postgres.queries import load
 
 ROOT = Path(penstock.__file__).parent
 
 # Packages outside `penstock.postgres` whose statements a service executes.
-_USES = {"task_sync": ("ingest",), "flow_owner": ("ingest",), "task_logs": ("ingest",)}
+_USES = {service.package: ("ingest",) for service in SERVICES.values() if service.ingests}
 
 # PostgreSQL checks the rights of a trigger when it fires, not when the statement is planned.
 BEHIND_TRIGGERS = {"task": {("backlog_change", "INSERT")}}

@@ -22,26 +22,13 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from penstock.kafka.topology import acls
 from penstock.local.broker import EmbeddedKafka, Node
 from penstock.local.supervisor import Supervisor
 
 PASSWORD = "correct horse battery"
 # A superuser; clients of the plain text listener are superusers too, for the fixtures.
 PLATFORM = "platform"
-# Users of SASL_PLAINTEXT with PLAIN; the access lists say what they may do.
-SERVICES = (
-    "gateway",
-    "task-sync",
-    "heartbeats",
-    "stages",
-    "flows",
-    "callbacks",
-    "tasklogs",
-    "worker",
-    "producer",
-    "consumer",
-    "operator",
-)
 CLIENT_SECRET = "client secret: 100% / safe"
 
 
@@ -105,7 +92,7 @@ async def start_secure_kafka(supervisor: Supervisor, folder: Path) -> SecureKafk
     (folder / "password").write_text(PASSWORD + "\n")
     (folder / "client-secret").write_text(CLIENT_SECRET)
     login = "org.apache.kafka.common.security"
-    users = "".join(f' user_{name}="{PASSWORD}"' for name in (PLATFORM, *SERVICES))
+    users = "".join(f' user_{name}="{PASSWORD}"' for name in (PLATFORM, *acls.SERVICES))
     plain = f"{login}.plain.PlainLoginModule required{users};"
     node = Node(
         name="secure-kafka",

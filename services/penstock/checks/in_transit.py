@@ -14,17 +14,9 @@ from aiokafka import TopicPartition
 from penstock.checks.report import Offender, Offenders, Rule
 from penstock.checks.rule import GRACE_S, Candidates, Check, Writers
 from penstock.core.target import TargetId
+from penstock.kafka.topology.services import INGESTED, PROCESSING_GROUPS
 from penstock.kafka.topology.topic_config import partitions_of
-from penstock.kafka.topology.topics import (
-    CALLBACKS,
-    CALLBACKS_DIVERTED,
-    HEARTBEATS,
-    INGESTED,
-    STAGE_RESULTS,
-    ready,
-    service_group,
-    workers_group,
-)
+from penstock.kafka.topology.topics import HEARTBEATS, ready, service_group, workers_group
 from penstock.postgres import checks, ingest_positions
 from penstock.postgres.checks import BATCH
 from penstock.postgres.targets import target_columns
@@ -32,13 +24,6 @@ from penstock.postgres.targets import target_columns
 # Seconds that a candidate has to move, and between two searches.
 SETTLE_S = 10.0
 SEARCH_EVERY_S = 1.0
-
-_READ_BY = (
-    (HEARTBEATS, "heartbeats"),
-    (STAGE_RESULTS, "stages"),
-    (CALLBACKS, "callbacks"),
-    (CALLBACKS_DIVERTED, "callbacks"),
-)
 
 
 async def settled(searches: Iterable[Check]) -> dict[Check, Candidates]:
@@ -160,8 +145,9 @@ class Unread(Check):
             stored = await ingest_positions.stored_all(self.system.pool, name)
             ingested = {TopicPartition(name, partition): offset for partition, (offset, _) in stored.items()}
             positions.append((topic, service, ingested))
-        for topic, service in _READ_BY:
-            positions.append((topic, service, await topics.committed(service_group(prefix, service))))
+        for group, service, read in PROCESSING_GROUPS:
+            committed = await topics.committed(service_group(prefix, group))
+            positions += [(topic, service, committed) for topic in read]
         for topic, service, committed in positions:
             unread = await topics.unread(topic.name, committed)
             for tp in await topics.older(unread, GRACE_S):

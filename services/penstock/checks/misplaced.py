@@ -17,25 +17,11 @@ from penstock.checks.rule import Candidates, Check, System, Writers
 from penstock.core.position import Position, Start, StartReason
 from penstock.errors import SessionLost
 from penstock.kafka.client.connection import make_consumer, running, translated
-from penstock.kafka.topology.topics import (
-    CALLBACKS,
-    CALLBACKS_DIVERTED,
-    HEARTBEATS,
-    INGESTED,
-    STAGE_RESULTS,
-    ready,
-    service_group,
-    workers_group,
-)
+from penstock.kafka.topology.services import INGESTED, PROCESSING_GROUPS
+from penstock.kafka.topology.topics import ready, service_group, workers_group
 from penstock.postgres import checks, ingest_positions
 
 log = logging.getLogger(__name__)
-
-_SERVICES = (
-    ("heartbeats", (HEARTBEATS,)),
-    ("stages", (STAGE_RESULTS,)),
-    ("callbacks", (CALLBACKS, CALLBACKS_DIVERTED)),
-)
 
 
 class Misplaced(Check):
@@ -82,8 +68,8 @@ class Misplaced(Check):
         """Each group with its readers and its topics."""
         prefix = self.system.settings.prefix
         readers = [
-            (service_group(prefix, service), service, {prefix + topic.name for topic in topics})
-            for service, topics in _SERVICES
+            (service_group(prefix, group), service, {prefix + topic.name for topic in topics})
+            for group, service, topics in PROCESSING_GROUPS
         ]
         readers += [
             (workers_group(prefix, name), f"a worker of {name}", {prefix + ready(name, 1).name})

@@ -15,8 +15,9 @@ from penstock.cli.confirmation import confirm, yes_option
 from penstock.cli.gateway import without_empty
 from penstock.cli.options import Verb, json_option
 from penstock.cli.output import fields, print_answer, print_document, state_text, table
-from penstock.cli.serving import SERVICES, extra
+from penstock.cli.serving import extra
 from penstock.discovery import DATA_DIR_VARIABLE, DEFAULT_DATA_DIR
+from penstock.kafka.topology.services import SERVICES
 
 # The exit status of `penstock status` when a program does not serve, or nothing runs.
 EXIT_NOT_SERVING = 1

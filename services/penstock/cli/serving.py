@@ -16,21 +16,11 @@ from penstock.cli.options import platform_options
 from penstock.cli.output import counts_text, print_document, table
 from penstock.cli.param_types import Whole
 from penstock.errors import CannotStart, PenstockError
+from penstock.kafka.topology.services import SERVICES
 from penstock.settings import Platform
 
 # The exit status when a task or callback is in limbo.
 EXIT_LIMBO = 7
-
-# Each service with its package.
-SERVICES = {
-    "gateway": "gateway",
-    "task-sync": "task_sync",
-    "heartbeats": "heartbeats",
-    "stages": "stages",
-    "flows": "flow_owner",
-    "callbacks": "callbacks",
-    "tasklogs": "task_logs",
-}
 
 
 @contextmanager
@@ -61,7 +51,7 @@ def run(ctx: click.Context, service: str) -> None:
     """Runs one service in this process until SIGTERM; its settings are PENSTOCK_* variables."""
     try:
         with extra("services", f"the service {service}"):
-            app = importlib.import_module(f"penstock.{SERVICES[service]}.app")
+            app = importlib.import_module(f"penstock.{SERVICES[service].package}.app")
         status = app.main()
     except PenstockError as error:
         # A log entry, as the errors of a service that has started are.

@@ -23,7 +23,7 @@ from typing import Self
 from penstock.core.restart import RestartPolicy
 from penstock.discovery import DEFAULT_DATA_DIR, WITHOUT_CREDENTIALS, Addresses
 from penstock.errors import CannotStart, SettingsError
-from penstock.kafka.topology import topic_plan
+from penstock.kafka.topology import services, topic_plan
 from penstock.kafka.topology.binding import ensure_bound
 from penstock.local.broker import EmbeddedKafka
 from penstock.local.concurrently import run_both, run_to_completion
@@ -61,19 +61,9 @@ class Service:
 
 
 METRICS_PORT = "PENSTOCK_METRICS_PORT"
-# Services that accept work stop first, so that the others can finish it.
-_ORDERS = {
-    "gateway": 0,
-    "task-sync": 0,
-    "heartbeats": 1,
-    "stages": 2,
-    "flows": 3,
-    "callbacks": 4,
-    "tasklogs": 4,
-}
 SERVICES: Mapping[str, Service] = {
-    name: Service(argv=(sys.executable, "-m", "penstock", "run", name), order=order)
-    for name, order in _ORDERS.items()
+    name: Service(argv=(sys.executable, "-m", "penstock", "run", name), order=service.stop_order)
+    for name, service in services.SERVICES.items()
 }
 _SERVERS_ORDER = 9
 

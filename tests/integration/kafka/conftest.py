@@ -6,7 +6,6 @@ import uuid
 
 import pytest
 from tests.support.access_lists import Permission, change
-from tests.support.secure_kafka import SERVICES
 
 from penstock.kafka.client.connection import admin_client
 from penstock.kafka.topology import acls, topics
@@ -21,7 +20,7 @@ async def acl_prefix(secure_kafka):
     settings = Kafka(kafka=secure_kafka.plain, prefix=prefix)
     await create_topics(settings, [*topics.PLATFORM, topics.ready("t", 2)])
     async with admin_client(settings) as admin:
-        for entry in acls.acls(prefix, SERVICES):
+        for entry in acls.acls(prefix):
             await change(admin, Permission.ALLOW, entry)
         yield prefix
         names = [topic for topic in await admin.list_topics() if topic.startswith(prefix)]

@@ -6,25 +6,19 @@ import asyncio
 
 import pytest
 from click.testing import CliRunner
+from tests.support.service_apps import app_of
 from tests.support.services import make_topics, read, running_service, write
 from tests.support.shared_servers import execute
 
-from penstock.callbacks import app as callbacks
-from penstock.callbacks.settings import CallbacksSettings
 from penstock.cli.main import cli
 from penstock.errors import CannotStart
 from penstock.gateway import app as gateway
 from penstock.gateway.settings import GatewaySettings
-from penstock.heartbeats import app as heartbeats
-from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.kafka.topology.binding import bind, database_of
+from penstock.kafka.topology.services import SERVICES
 from penstock.local.deployment import Deployment, Options
 from penstock.postgres.deployment import read_deployment_id
 from penstock.settings import Kafka
-from penstock.stages import app as stages
-from penstock.stages.settings import StagesSettings
-from penstock.task_sync import app as task_sync
-from penstock.task_sync.settings import TaskSyncSettings
 
 OTHER = "00000000-0000-4000-8000-000000000001"
 SECRETS = ("whsec_" + "a" * 32,)
@@ -35,25 +29,17 @@ async def settings(kafka_servers, prefix):
     return await make_topics(kafka_servers, prefix)
 
 
-SERVICES = {
-    "task-sync": lambda where: task_sync.create_app(TaskSyncSettings(**where, objects="memory:///")),
-    "heartbeats": lambda where: heartbeats.create_app(HeartbeatsSettings(**where)),
-    "stages": lambda where: stages.create_app(StagesSettings(**where)),
-    "callbacks": lambda where: callbacks.create_app(CallbacksSettings(**where, callback_secrets=SECRETS)),
-}
-
-
 async def test_services_of_a_second_database_refuse_to_start(settings, database):
     """O5: the first service binds the prefix. With another database each service ends before it
     joins a group, and says which settings to change and which command to run."""
     where = {"kafka": settings.kafka, "prefix": settings.prefix, "postgres": database}
-    async with running_service(SERVICES["stages"](where)):
+    async with running_service(app_of("stages", **where)):
         bound = await database_of(settings)
     assert bound == await read_deployment_id(database)
     await execute(database, f"UPDATE penstock.deployment SET id = '{OTHER}'")
-    for name, create_app in SERVICES.items():
+    for name in SERVICES.keys() - {"gateway"}:
         with pytest.raises(CannotStart) as refused:
-            async with running_service(create_app(where)):
+            async with running_service(app_of(name, **where)):
                 pass
         for part in (bound, OTHER, settings.prefix, "PENSTOCK_PREFIX", "penstock topics bind --replace"):
             assert part in str(refused.value), name

@@ -11,7 +11,8 @@ from tests.support.waiting import wait_until
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.submission import Submission
-from penstock.kafka.topology.acls import GROUP, LITERAL, TOPIC, AccessRule
+from penstock.kafka.topology.acls import AccessRule
+from penstock.kafka.topology.rights import GROUP, LITERAL, TOPIC
 from penstock.local.ports import choose_port
 from penstock.postgres import tasks, types
 from penstock.postgres.connection import open_pool

@@ -10,45 +10,28 @@ from typing import Any
 import aiohttp
 import asyncpg
 import pytest
-from tests.support.callback_targets import LOOPBACK, SECRET, Target
+from tests.support.callback_targets import Target
 from tests.support.gateways import Proxy, running_gateway
 from tests.support.http_requests import raw_request
 from tests.support.scraping import Scraped, scrape
+from tests.support.service_apps import app_of
 from tests.support.services import make_topics, running_service, write
 from tests.support.waiting import in_time, wait_until
 
 from penstock import metrics
-from penstock.callbacks import app as callbacks
-from penstock.callbacks.settings import CallbacksSettings
 from penstock.errors import PostgresUnavailable
-from penstock.flow_owner import app as flow_owner
-from penstock.flow_owner.settings import FlowsSettings
-from penstock.heartbeats import app as heartbeats
-from penstock.heartbeats.settings import HeartbeatsSettings
+from penstock.kafka.topology.services import SERVICES
 from penstock.local.ports import choose_port
 from penstock.metrics.log_counter import LogCounter
 from penstock.metrics.serving import stand_in
 from penstock.settings import Kafka
-from penstock.stages import app as stages
 from penstock.stages.settings import StagesSettings
-from penstock.task_logs import app as task_logs
-from penstock.task_logs.settings import TaskLogsSettings
-from penstock.task_sync import app as task_sync
-from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker import Done, Fail, Worker, WorkerSettings
 
-SERVICES: dict[str, tuple[Callable[[Any], Any], type, dict[str, Any]]] = {
-    "task-sync": (task_sync.create_app, TaskSyncSettings, {"objects": "memory:///"}),
-    "heartbeats": (heartbeats.create_app, HeartbeatsSettings, {"settle_s": 0.2, "tick_s": 0.2}),
-    "stages": (stages.create_app, StagesSettings, {}),
-    "flows": (flow_owner.create_app, FlowsSettings, {"objects": "memory:///"}),
-    "callbacks": (
-        callbacks.create_app,
-        CallbacksSettings,
-        {"callback_secrets": (SECRET,), "callback_allow": LOOPBACK},
-    ),
-    "tasklogs": (task_logs.create_app, TaskLogsSettings, {"objects": "memory:///"}),
-}
+# Services other than the gateway, by what keeps their positions; the gateway's port has more pages.
+INGESTING = [name for name, service in SERVICES.items() if service.ingests]
+PROCESSING = [name for name in SERVICES if name not in {*INGESTING, "gateway"}]
+SOONER = {"heartbeats": {"settle_s": 0.2, "tick_s": 0.2}}
 
 
 @pytest.fixture
@@ -57,16 +40,13 @@ async def kafka(kafka_servers: str, prefix: str) -> Kafka:
 
 
 def service_of(name: str, kafka: Kafka, postgres: str, port: int, **overrides: Any) -> Any:
-    create, settings, defaults = SERVICES[name]
-    return create(
-        settings.load(
-            {},
-            kafka=kafka.kafka,
-            prefix=kafka.prefix,
-            postgres=postgres,
-            metrics_port=port,
-            **{**defaults, **overrides},
-        )
+    return app_of(
+        name,
+        kafka=kafka.kafka,
+        prefix=kafka.prefix,
+        postgres=postgres,
+        metrics_port=port,
+        **{**SOONER.get(name, {}), **overrides},
     )
 
 
@@ -98,7 +78,7 @@ async def statuses(port: int) -> list[int]:
 NAMED = {"allowed_hosts": ("scraper",)}
 
 
-@pytest.mark.parametrize("name", ["heartbeats", "stages", "callbacks"])
+@pytest.mark.parametrize("name", PROCESSING)
 async def test_a_processor_is_ready_once_it_has_joined_its_group(
     name: str, kafka: Kafka, database: str
 ) -> None:
@@ -134,7 +114,7 @@ async def test_a_processor_is_ready_once_it_has_joined_its_group(
             await running
 
 
-@pytest.mark.parametrize("name", ["task-sync", "flows", "tasklogs"])
+@pytest.mark.parametrize("name", INGESTING)
 async def test_a_service_with_ingest_is_ready_once_it_has_joined_its_groups(
     name: str, kafka: Kafka, database: str
 ) -> None:
@@ -214,7 +194,7 @@ async def test_every_metric_is_exported_with_its_count(
     `penstock.metrics`. The counts of heartbeats, stages, the gateway and the worker match the
     events."""
     kafka_settings = {"kafka": kafka.kafka, "prefix": kafka.prefix}
-    ports = {name: choose_port() for name in (*SERVICES, "gateway", "worker")}
+    ports = {name: choose_port() for name in (*SERVICES, "worker")}
     objects = f"file://{tmp_path}"
     worker = Worker(WorkerSettings(**kafka_settings, objects=objects, worker_metrics_port=ports["worker"]))
 
@@ -223,8 +203,8 @@ async def test_every_metric_is_exported_with_its_count(
         return Fail("as requested", permanent=True) if task.context == "fail" else Done()
 
     async with AsyncExitStack() as stack:
-        for name in SERVICES:
-            overrides = {"objects": objects} if name in ("task-sync", "flows", "tasklogs") else {}
+        for name in (*INGESTING, *PROCESSING):
+            overrides = {"objects": objects} if SERVICES[name].objects else {}
             await stack.enter_async_context(
                 running_service(service_of(name, kafka, database, ports[name], **overrides))
             )

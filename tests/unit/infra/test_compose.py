@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from penstock.cli.passwords import variable_of
-from penstock.cli.serving import SERVICES
 from penstock.kafka.topology import acls
+from penstock.kafka.topology.services import SERVICES
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docker-compose.yml").read_text()

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from penstock.cli.main import cli
 from penstock.errors import SettingsError
 from penstock.kafka.topology import acls
+from penstock.kafka.topology.rights import PREFIXED
 from penstock.kafka.topology.topic_config import TopicConfig, config_of
 from penstock.kafka.topology.topic_plan import ActualTopic, differences
 from penstock.kafka.topology.topics import (
@@ -151,7 +152,7 @@ def test_access_lists_are_printed_as_commands_and_as_manifests():
     assert lines[0][-4:] == ["--topic", "p.ready.order", "--resource-pattern-type", "literal"]
     assert all("User:penstock-worker" in line for line in lines)
     narrowed = acls.acls("p.", ["worker"], types=["order"])
-    assert [entry for entry in narrowed if entry.pattern == acls.PREFIXED] == []
+    assert [entry for entry in narrowed if entry.pattern == PREFIXED] == []
     wire = acls.strimzi(acls.acls("p."))
     assert set(wire) == set(acls.SERVICES)
     assert {

@@ -43,17 +43,13 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* All services, as a JSON list of {component, values}; every template iterates over it. */}}
+{{/* All services, as a JSON list of {component, objects, values}; every template iterates over it. A test writes the file from the code's table. */}}
 {{- define "penstock.services" -}}
-{{- list
-  (dict "component" "gateway" "values" .Values.gateway)
-  (dict "component" "task-sync" "values" .Values.taskSync)
-  (dict "component" "heartbeats" "values" .Values.heartbeats)
-  (dict "component" "stages" "values" .Values.stages)
-  (dict "component" "flows" "values" .Values.flows)
-  (dict "component" "callbacks" "values" .Values.callbacks)
-  (dict "component" "tasklogs" "values" .Values.tasklogs)
-  | toJson -}}
+{{- $services := list -}}
+{{- range required "files/services.json is missing from the chart" (.Files.Get "files/services.json") | fromJsonArray -}}
+{{- $services = append $services (dict "component" .component "objects" .objects "values" (index $.Values .values)) -}}
+{{- end -}}
+{{- $services | toJson -}}
 {{- end -}}
 
 {{/* The names by which clients call the gateway: those of its Service, Ingress and HTTPRoute, and the values'. */}}

@@ -1,7 +1,4 @@
-"""The access list of each service on Kafka, of which commands and manifests are printed.
-
-Read and Write include Describe. An idempotent producer needs only Write on its topics.
-"""
+"""The access list of each service on Kafka, of which commands and manifests are printed."""
 
 from __future__ import annotations
 
@@ -11,50 +8,43 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.access import SEPARATOR
+from penstock.kafka.topology import services as declared
+from penstock.kafka.topology.rights import (
+    ALTER,
+    ALTER_CONFIGS,
+    CREATE,
+    DESCRIBE,
+    DESCRIBE_CONFIGS,
+    GROUP,
+    LITERAL,
+    PREFIXED,
+    READ,
+    TOPIC,
+    WRITE,
+    Right,
+    on_all,
+    on_ready_topics,
+    on_topics,
+    on_workers_groups,
+)
 from penstock.kafka.topology.topics import (
-    CALLBACKS,
     CALLBACKS_DEAD,
     CALLBACKS_DIVERTED,
-    CALLBACKS_DIVERTED_REJECTED,
-    CALLBACKS_REJECTED,
     CALLBACKS_RESULTS,
     DEPLOYMENT,
     EVENTS,
     FLOW_EVENTS_SUBMITTED,
-    FLOW_EVENTS_SUBMITTED_REJECTED,
     FLOWS_SUBMITTED,
-    FLOWS_SUBMITTED_REJECTED,
     HEARTBEATS,
-    HEARTBEATS_REJECTED,
-    READY,
+    OUTBOX,
     REVOKED,
     STAGE_RESULTS,
-    STAGE_RESULTS_REJECTED,
     SUBMITTED,
-    SUBMITTED_REJECTED,
     TASK_LOGS,
-    TASK_LOGS_REJECTED,
-    Topic,
 )
-
-TOPIC = "topic"
-GROUP = "group"
-LITERAL = "literal"
-PREFIXED = "prefixed"
-
-READ = "Read"
-WRITE = "Write"
-CREATE = "Create"
-DELETE = "Delete"
-DESCRIBE = "Describe"
-ALTER = "Alter"
-DESCRIBE_CONFIGS = "DescribeConfigs"
-ALTER_CONFIGS = "AlterConfigs"
 
 # The prefix, behind the deployment's, of groups that users' own consumers of events may use.
 CONSUMERS = "consumers."
-_READY = f"{READY}."
-_WORKERS = "workers."
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,99 +73,29 @@ class AccessRule:
         }
 
 
-def _topics(*operations: str, of: Iterable[Topic]) -> list[tuple[str, str, str, tuple[str, ...]]]:
-    return [(TOPIC, topic.name, LITERAL, operations) for topic in of]
-
-
-def _all(kind: str, begin: str, *operations: str) -> tuple[str, str, str, tuple[str, ...]]:
-    return (kind, begin, PREFIXED, operations)
-
-
-def _one(kind: str, name: str, *operations: str) -> tuple[str, str, str, tuple[str, ...]]:
-    return (kind, name, LITERAL, operations)
-
-
-_OUTBOX = (EVENTS, CALLBACKS, REVOKED)
-
-_BY_SERVICE: dict[str, list[tuple[str, str, str, tuple[str, ...]]]] = {
-    # Publishes events of cancellations, writes for workers without Kafka, explains why a task
-    # waits, and shows the newest lines of task logs.
-    "gateway": [
-        *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS, *_OUTBOX)),
-        *_topics(READ, WRITE, of=(TASK_LOGS,)),
-        _all(TOPIC, _READY, READ, CREATE),
-        _all(GROUP, _WORKERS, READ),
-    ],
-    # Ingests, releases, and searches for lost records; it writes a marker where no record is left
-    # to read. It reads and deletes records that it withdraws from busy workers.
-    "task-sync": [
-        _one(TOPIC, SUBMITTED.name, READ),
-        _one(GROUP, "task-sync", READ),
-        *_topics(WRITE, of=(SUBMITTED_REJECTED, HEARTBEATS, STAGE_RESULTS)),
-        _all(TOPIC, _READY, READ, WRITE, CREATE, DELETE),
-        _all(GROUP, _WORKERS, DESCRIBE),
-        _one(GROUP, "heartbeats", DESCRIBE),
-        _one(GROUP, "stages", DESCRIBE),
-    ],
-    # Removes lost workers from their groups, for which Kafka requires Read.
-    "heartbeats": [
-        _one(TOPIC, HEARTBEATS.name, READ),
-        _one(GROUP, "heartbeats", READ),
-        *_topics(WRITE, of=(HEARTBEATS_REJECTED, *_OUTBOX)),
-        _one(TOPIC, STAGE_RESULTS.name, DESCRIBE),
-        _one(GROUP, "stages", DESCRIBE),
-        _all(GROUP, _WORKERS, READ),
-    ],
-    "stages": [
-        _one(TOPIC, STAGE_RESULTS.name, READ),
-        _one(GROUP, "stages", READ),
-        *_topics(WRITE, of=(STAGE_RESULTS_REJECTED, *_OUTBOX)),
-    ],
-    # Advances flows; ingests flows and the events that they wait for.
-    "flows": [
-        *_topics(READ, of=(FLOWS_SUBMITTED, FLOW_EVENTS_SUBMITTED)),
-        _one(GROUP, "flows", READ),
-        _one(GROUP, "flow-events", READ),
-        *_topics(WRITE, of=(FLOWS_SUBMITTED_REJECTED, FLOW_EVENTS_SUBMITTED_REJECTED, *_OUTBOX)),
-    ],
-    "callbacks": [
-        *_topics(READ, WRITE, of=(CALLBACKS, CALLBACKS_DIVERTED)),
-        _one(GROUP, "callbacks", READ),
-        *_topics(
-            WRITE, of=(CALLBACKS_RESULTS, CALLBACKS_DEAD, CALLBACKS_REJECTED, CALLBACKS_DIVERTED_REJECTED)
-        ),
-    ],
-    # Stores lines of task logs.
-    "tasklogs": [
-        _one(TOPIC, TASK_LOGS.name, READ),
-        _one(GROUP, "tasklogs", READ),
-        *_topics(WRITE, of=(TASK_LOGS_REJECTED,)),
-    ],
+_BY_SERVICE: dict[str, tuple[Right, ...]] = {
+    **{name: service.rights for name, service in declared.SERVICES.items()},
     # The worker SDK. `acls` narrows it to some task types or namespaces.
-    "worker": [
-        _all(TOPIC, _READY, READ),
-        _all(GROUP, _WORKERS, READ),
-        _one(TOPIC, REVOKED.name, READ),
-        *_topics(WRITE, of=(HEARTBEATS, STAGE_RESULTS, TASK_LOGS)),
-    ],
+    "worker": (
+        on_ready_topics(READ),
+        on_workers_groups(READ),
+        *on_topics(READ, of=[REVOKED]),
+        *on_topics(WRITE, of=[HEARTBEATS, STAGE_RESULTS, TASK_LOGS]),
+    ),
     # An application that submits by Kafka.
-    "producer": _topics(WRITE, of=(SUBMITTED, FLOWS_SUBMITTED, FLOW_EVENTS_SUBMITTED)),
+    "producer": on_topics(WRITE, of=[SUBMITTED, FLOWS_SUBMITTED, FLOW_EVENTS_SUBMITTED]),
     # An application that consumes events.
-    "consumer": [
-        *_topics(READ, of=(EVENTS, CALLBACKS_RESULTS, CALLBACKS_DEAD)),
-        _all(GROUP, CONSUMERS, READ),
-    ],
+    "consumer": (
+        *on_topics(READ, of=[EVENTS, CALLBACKS_RESULTS, CALLBACKS_DEAD]),
+        on_all(GROUP, CONSUMERS, READ),
+    ),
     # The verbs `topics` and `check`, also with --repair and --replace.
-    "operator": [
-        _all(TOPIC, "", READ, CREATE, ALTER, DESCRIBE_CONFIGS, ALTER_CONFIGS),
-        _all(GROUP, "", DESCRIBE),
-        *_topics(WRITE, of=(*_OUTBOX, CALLBACKS_DIVERTED, DEPLOYMENT, SUBMITTED, FLOWS_SUBMITTED)),
-    ],
+    "operator": (
+        on_all(TOPIC, "", READ, CREATE, ALTER, DESCRIBE_CONFIGS, ALTER_CONFIGS),
+        on_all(GROUP, "", DESCRIBE),
+        *on_topics(WRITE, of=[*OUTBOX, CALLBACKS_DIVERTED, DEPLOYMENT, SUBMITTED, FLOWS_SUBMITTED]),
+    ),
 }
-
-# The first to start binds the prefix to its database.
-for _service in ("gateway", "task-sync", "heartbeats", "stages", "flows", "callbacks", "tasklogs"):
-    _BY_SERVICE[_service].append(_one(TOPIC, DEPLOYMENT.name, READ, WRITE))
 
 SERVICES = tuple(_BY_SERVICE)
 
@@ -201,18 +121,20 @@ def acls(
         *((namespace + SEPARATOR, PREFIXED) for namespace in namespaces),
     ]
     return [
-        AccessRule(service, kind, prefix + name, pattern, operations)
+        AccessRule(service, right.kind, prefix + right.name, right.pattern, right.operations)
         for service in services
-        for kind, name, pattern, operations in _rules_of(service, narrow)
+        for right in _rights_of(service, narrow)
     ]
 
 
-def _rules_of(service: str, narrow: list[tuple[str, str]]) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
-    for kind, name, pattern, operations in _BY_SERVICE[service]:
-        if service == "worker" and narrow and pattern == PREFIXED:
-            yield from ((kind, name + end, narrow_pattern, operations) for end, narrow_pattern in narrow)
+def _rights_of(service: str, narrow: list[tuple[str, str]]) -> Iterator[Right]:
+    for right in _BY_SERVICE[service]:
+        if service == "worker" and narrow and right.pattern == PREFIXED:
+            yield from (
+                Right(right.kind, right.name + end, pattern, right.operations) for end, pattern in narrow
+            )
         else:
-            yield kind, name, pattern, operations
+            yield right
 
 
 def commands(rules: Iterable[AccessRule], principal: str) -> list[str]:

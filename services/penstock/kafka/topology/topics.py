@@ -133,14 +133,8 @@ PLATFORM = (
     DEPLOYMENT,
 )
 
-
-# The topics whose positions are in PostgreSQL, with the service that reads each.
-INGESTED = (
-    (SUBMITTED, "task-sync"),
-    (FLOWS_SUBMITTED, "flows"),
-    (FLOW_EVENTS_SUBMITTED, "flows"),
-    (TASK_LOGS, "tasklogs"),
-)
+# The topics to which services publish what a transition leaves in the outbox.
+OUTBOX = (EVENTS, CALLBACKS, REVOKED)
 
 # The name of all ready topics in the declaration; with a dot, the prefix of their names.
 READY = "ready"

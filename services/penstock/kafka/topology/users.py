@@ -32,22 +32,22 @@ from penstock.core.scram import ITERATIONS, SALT_BYTES, salted_password
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.connection import admin_client, translated
 from penstock.kafka.client.protocol import RequestOf, struct
-from penstock.kafka.topology import acls
+from penstock.kafka.topology import rights
 from penstock.kafka.topology.acls import AccessRule
 from penstock.settings import Kafka
 
 # Numbers in Kafka's protocol.
-_KINDS = {acls.TOPIC: 2, acls.GROUP: 3}
-_PATTERNS = {acls.LITERAL: 3, acls.PREFIXED: 4}
+_KINDS = {rights.TOPIC: 2, rights.GROUP: 3}
+_PATTERNS = {rights.LITERAL: 3, rights.PREFIXED: 4}
 _OPERATIONS = {
-    acls.READ: 3,
-    acls.WRITE: 4,
-    acls.CREATE: 5,
-    acls.DELETE: 6,
-    acls.ALTER: 7,
-    acls.DESCRIBE: 8,
-    acls.DESCRIBE_CONFIGS: 10,
-    acls.ALTER_CONFIGS: 11,
+    rights.READ: 3,
+    rights.WRITE: 4,
+    rights.CREATE: 5,
+    rights.DELETE: 6,
+    rights.ALTER: 7,
+    rights.DESCRIBE: 8,
+    rights.DESCRIBE_CONFIGS: 10,
+    rights.ALTER_CONFIGS: 11,
 }
 _ANY = 1
 _ALLOW = 3
@@ -101,7 +101,7 @@ class Entry:
 
     Attributes:
         principal: such as `User:penstock-stages`.
-        kind: TOPIC or GROUP of `kafka.topology.acls`.
+        kind: TOPIC or GROUP of `kafka.topology.rights`.
         name: of topic or group in full, or its beginning.
         pattern: LITERAL or PREFIXED.
         operation: Kafka's own name.

@@ -29,7 +29,6 @@ LONGER = {
     "gateway.hold.WorkerRoutes": 250,
     "gateway.operations.OperationRoutes": 212,
     "gateway.ready_consumer.ReadyConsumer": 280,
-    "gateway.tasks.TaskRoutes": 247,
     "heartbeats.lease_tracker.LeaseTracker": 347,
     "ingest.reader.Ingest": 400,
     "kafka.processing.processor.Processor": 334,

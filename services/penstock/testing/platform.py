@@ -134,9 +134,7 @@ class Platform:
             entry: JSON, as in `submitted.schema.json`.
 
         Raises:
-            Invalid, Faults: the submission is refused.
-            UnknownType: its type is not registered.
-            IdempotencyConflict: an earlier task with its idempotency key has another context.
+            Invalid, Faults: the submission is refused; the pointer is the field at fault.
         """
         submission = at_once(self._submissions.read(entry))
         found = self.tasks.insert(at_once(self._submissions.store(submission)))

@@ -19,6 +19,7 @@
     │   ├── InvalidRecord         a record or body breaks its contract
     │   │   └── Malformed         it is not UTF-8 or not JSON
     │   ├── InvalidExpression     an expression cannot be compiled or evaluated
+    │   ├── Faults                one document has several faults
     │   ├── UnknownType           the task type is not registered
     │   ├── UnknownFlow           the flow definition, or its version, is not uploaded
     │   ├── TooLarge              it exceeds a limit
@@ -136,6 +137,37 @@ class Invalid(PenstockError):
         self.reason = _shorten(reason, 2_000)
         self.pointer = _shorten(pointer, 500)
         super().__init__(f"{self.pointer}: {self.reason}" if self.pointer else self.reason)
+
+    @property
+    def faults(self) -> Sequence[Invalid]:
+        """The faults, in the order of the document: itself, unless it is `Faults`."""
+        return [self]
+
+    @property
+    def reasons(self) -> str:
+        """The reasons of all faults, each but the first with its pointer; 2,000 characters."""
+        first, *others = self.faults
+        return _shorten("; ".join([first.reason, *map(str, others)]), 2_000)
+
+
+class Faults(Invalid):
+    """One document has several faults (`faults`); reason and pointer are those of the first."""
+
+    def __init__(self, faults: Sequence[Invalid]) -> None:
+        first = faults[0]
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        super().__init__(first.reason + more, pointer=first.pointer)
+        self._faults = list(faults)
+
+    @property
+    def faults(self) -> Sequence[Invalid]:
+        """The faults, in the order of the document."""
+        return self._faults
+
+
+def one_or_all(faults: Sequence[Invalid]) -> Invalid:
+    """One error for at least one fault."""
+    return faults[0] if len(faults) == 1 else Faults(faults)
 
 
 class InvalidRecord(Invalid):

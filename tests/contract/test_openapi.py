@@ -30,10 +30,8 @@ from penstock.gateway.callbacks import MAX_REPLAYED, CallbackRoutes
 from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
 from penstock.gateway.dry_run import MAX_COUNTED
 from penstock.gateway.flow_definitions import FlowDefinitionRoutes
-from penstock.gateway.flow_events import FlowEventRoutes
 from penstock.gateway.flow_operations import FlowCommandRoutes
 from penstock.gateway.flow_views import FlowViewRoutes
-from penstock.gateway.flows import FlowStartRoutes
 from penstock.gateway.hold import WorkerRoutes
 from penstock.gateway.log_reports import LogReportRoutes
 from penstock.gateway.operations import MAX_ROWS_EXAMINED, VERBS, OperationRoutes
@@ -42,6 +40,7 @@ from penstock.gateway.pages import PageRoutes
 from penstock.gateway.paging import MAX_PAGE_SIZE
 from penstock.gateway.schedules import ScheduleRoutes
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.submissions import SubmissionRoutes
 from penstock.gateway.targets import MAX_PAGE_SIZE as MAX_TARGET_PAGE_SIZE
 from penstock.gateway.targets import MAX_URL_LENGTH, TargetRoutes
 from penstock.gateway.task_logs import MAX_LINES, TaskLogRoutes
@@ -117,13 +116,12 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     nothing: Any = None
     settings = GatewaySettings.load({})
     routes = [
-        *TaskRoutes(settings, nothing, nothing, nothing, nothing, nothing, nothing).routes(),
+        *SubmissionRoutes(settings, nothing, nothing, nothing, nothing, nothing).routes(),
+        *TaskRoutes(settings, nothing, nothing, nothing, nothing).routes(),
         *TypeRoutes(settings, nothing, nothing).routes(),
         *ConcurrencyKeyRoutes(nothing).routes(),
         *BacklogRoutes(settings, nothing).routes(),
         *FlowDefinitionRoutes(settings, nothing, nothing, nothing).routes(),
-        *FlowStartRoutes(settings, nothing, nothing, nothing, nothing).routes(),
-        *FlowEventRoutes(settings, nothing, nothing, nothing).routes(),
         *TargetRoutes(nothing, nothing).routes(),
         *CallbackSecretRoutes(settings, nothing, nothing).routes(),
         *CallbackRoutes(nothing).routes(),

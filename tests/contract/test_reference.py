@@ -71,7 +71,7 @@ def error_table() -> str:
         if isinstance(kind, type) and issubclass(kind, errors.PenstockError)
     ]
     return "\n".join(
-        f"| `{kind.__name__}` | {exit_status(kind('x'))} | {(kind.__doc__ or '').splitlines()[0]} |"
+        f"| `{kind.__name__}` | {exit_status(kind.__new__(kind))} | {(kind.__doc__ or '').splitlines()[0]} |"
         for kind in kinds
     )
 

@@ -15,6 +15,7 @@ import penstock
 from penstock.errors import (
     CannotStart,
     GatewayUnavailable,
+    Invalid,
     NotFound,
     PenstockError,
     Unauthenticated,
@@ -22,7 +23,6 @@ from penstock.errors import (
     UnknownFlow,
     UnknownType,
 )
-from penstock.http.problems import Faults
 
 _FAILED = 1
 _PACKAGE = Path(penstock.__file__).parent
@@ -125,7 +125,7 @@ def _explained(error: Exception) -> tuple[str, int, list[str], list[str]]:
     from penstock.process import exit_status  # noqa: PLC0415 (only an error needs the event loop's modules)
 
     found = error if isinstance(error, PenstockError) else _expected(error)
-    faults = found.faults if isinstance(found, Faults) else [found]
+    faults = found.faults if isinstance(found, Invalid) else [found]
     hints = getattr(found, "__notes__", None) or _hints(found)
     return str(found), exit_status(found), [str(fault) for fault in faults], [*hints]
 

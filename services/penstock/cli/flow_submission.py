@@ -27,7 +27,7 @@ from penstock.cli.param_types import Whole
 from penstock.client import SyncClient
 from penstock.core.flow.outline import references
 from penstock.errors import Conflict, Invalid, InvalidRecord, PenstockError
-from penstock.http.problems import Faults, relocated
+from penstock.http.problems import relocated
 
 
 @flows.command()
@@ -152,7 +152,7 @@ def _require_children(definition: Mapping[str, Any], refused: Mapping[str, Path]
 
 
 def _print_refusal(file: Path, error: PenstockError, *, json_: bool) -> None:
-    faults = error.faults if isinstance(error, Faults) else [error]
+    faults = error.faults if isinstance(error, Invalid) else [error]
     texts = [str(fault) for fault in faults]
     if json_:
         print_document({"file": str(file), "valid": False, "errors": [{"detail": text} for text in texts]})

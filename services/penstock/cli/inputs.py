@@ -14,8 +14,8 @@ from typing import Any
 import click
 import orjson
 
-from penstock.errors import Invalid, InvalidRecord
-from penstock.http.problems import Faults, relocated
+from penstock.errors import Faults, Invalid, InvalidRecord
+from penstock.http.problems import relocated
 
 # The end of the help texts of options that name targets.
 CALLBACK_FORMS = (

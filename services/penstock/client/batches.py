@@ -12,7 +12,7 @@ from penstock.client.models import SubmissionsRefused, Submitted, submitted_of
 from penstock.client.transport import Transport
 from penstock.core.retry import RetryPolicy
 from penstock.errors import GatewayUnavailable, Invalid, InvalidRecord, Throttled
-from penstock.http.problems import Faults, relocated
+from penstock.http.problems import relocated
 
 D = TypeVar("D")
 
@@ -78,8 +78,7 @@ async def submit_all(
 
 
 def _position(error: Invalid) -> int:
-    first = error.faults[0] if isinstance(error, Faults) else error
-    head = first.pointer.removeprefix("/").partition("/")[0]
+    head = error.faults[0].pointer.removeprefix("/").partition("/")[0]
     return int(head) if head.isdigit() else -1
 
 

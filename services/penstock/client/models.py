@@ -12,8 +12,7 @@ from penstock.client.checked import require_fields
 from penstock.contracts.context import Context
 from penstock.contracts.task_fields import TaskFields
 from penstock.core.task import FINAL, Priority, State
-from penstock.errors import Invalid
-from penstock.http.problems import Faults
+from penstock.errors import Faults, Invalid
 
 
 def filter_wire(wanted: Any) -> dict[str, Any]:
@@ -73,10 +72,7 @@ class SubmissionsRefused(Faults):
         """The error of several requests; the only refusal itself when nothing is submitted."""
         if len(refusals) == 1 and not any(submitted):
             return refusals[0]
-        faults = [
-            fault for each in refusals for fault in (each.faults if isinstance(each, Faults) else [each])
-        ]
-        return SubmissionsRefused(faults, submitted)
+        return SubmissionsRefused([fault for each in refusals for fault in each.faults], submitted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,6 @@ class FlowSubmission:
         callbacks: targets of the flow's callbacks.
         events: the transitions that are published, "final" or "all"; None is "final".
         labels: free names and values.
-        traceparent: the span of the submission, if it is sampled; producers do not send it.
     """
 
     flow: str
@@ -43,7 +42,6 @@ class FlowSubmission:
     callbacks: tuple[Entry, ...] = ()
     events: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    traceparent: str | None = None
 
     @classmethod
     def from_wire(cls, raw: Any) -> FlowSubmission:

@@ -28,7 +28,7 @@ def encode_rejection(
     """The value of a rejection.
 
     Args:
-        invalid: its fault, and where.
+        invalid: its faults; the pointer is that of the first.
         topic: full name of the topic of the record.
         partition: its partition.
         offset: its offset.
@@ -38,7 +38,7 @@ def encode_rejection(
     cut = {"size": len(original)} if len(original) > MAX_ORIGINAL_BYTES else {}
     return orjson.dumps(
         {
-            "reason": invalid.reason,
+            "reason": invalid.reasons,
             "pointer": invalid.pointer,
             "topic": topic,
             "partition": partition,

@@ -15,8 +15,7 @@ from penstock.flow_owner.contents import Contents
 from penstock.flow_owner.owner import LOCK_TIMEOUT, Owner
 from penstock.flow_owner.schedule_loop import ScheduleLoop
 from penstock.flow_owner.settings import FlowsSettings
-from penstock.flow_owner.submissions import EventHandler, FlowHandler
-from penstock.ingest import Ingest, IngestProgress, ingest_samples
+from penstock.ingest import Ingest, IngestProgress, SubmissionHandler, ingest_samples
 from penstock.kafka.client import health as kafka_health
 from penstock.kafka.client import positions
 from penstock.kafka.client.connection import make_consumer, make_producer, running
@@ -25,6 +24,12 @@ from penstock.kafka.client.pending_writes import probe_writes
 from penstock.kafka.client.refusals import refused_by_topic
 from penstock.kafka.processing.outbox import Publisher
 from penstock.kafka.topology.binding import ensure_bound
+from penstock.kafka.topology.topics import (
+    FLOW_EVENTS_SUBMITTED,
+    FLOW_EVENTS_SUBMITTED_REJECTED,
+    FLOWS_SUBMITTED,
+    FLOWS_SUBMITTED_REJECTED,
+)
 from penstock.metrics.processing import position_samples, refusal_samples
 from penstock.metrics.serving import serving, stand_in
 from penstock.objects import ObjectStore
@@ -32,7 +37,9 @@ from penstock.postgres import health as postgres_health
 from penstock.postgres import outbox
 from penstock.postgres.connection import open_pool
 from penstock.postgres.deployment import deployment_id
+from penstock.postgres.flow_definitions import DefinitionCache
 from penstock.postgres.session import open_session
+from penstock.submission import EventKind, FlowKind
 
 NAME = "flows"
 # The consumer group of the replicas that read events; `NAME` is that of flows.
@@ -63,8 +70,17 @@ def create_app(settings: FlowsSettings) -> process.Service:
             publisher = Publisher(producer, settings, partial(outbox.delete_published, pool))
             owner = Owner(settings, session, Contents(objects), publisher)
             reader = OffsetReader(offsets, settings.prefix)
-            flows = Ingest(settings, NAME, FlowHandler(pool, objects), pool, producer, reader)
-            events = Ingest(settings, EVENTS_GROUP, EventHandler(pool, objects), pool, producer, reader)
+            flow_handler = SubmissionHandler(
+                FLOWS_SUBMITTED,
+                FLOWS_SUBMITTED_REJECTED,
+                pool,
+                FlowKind(DefinitionCache(pool), objects),
+            )
+            event_handler = SubmissionHandler(
+                FLOW_EVENTS_SUBMITTED, FLOW_EVENTS_SUBMITTED_REJECTED, pool, EventKind(objects)
+            )
+            flows = Ingest(settings, NAME, flow_handler, pool, producer, reader)
+            events = Ingest(settings, EVENTS_GROUP, event_handler, pool, producer, reader)
             ingests: list[Ingest[Any]] = [flows, events]
             topics = [ingest.topic for ingest in ingests]
             ingest_progress = IngestProgress(settings.stall_timeout_s, reader, ingests)

@@ -8,11 +8,9 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from penstock.cel import compile_expression
-from penstock.contracts.context import ContentType, Context
 from penstock.errors import Invalid, InvalidExpression, InvalidRecord
-from penstock.http.problems import Faults
 from penstock.postgres.flow_definitions import Reached
-from penstock.postgres.flow_starts import FlowStart
+from penstock.postgres.flow_starts import FlowStart, inputs_of
 from penstock.postgres.schedule_rows import Settings
 
 # The values that the expression of a schedule reads.
@@ -87,10 +85,7 @@ def scheduled_start(
             pointer="/flow" if settings.version is None else "/version",
         )
     given = inputs_at(settings, tick)
-    faults = list(outline.input_faults(given, "/input"))
-    if faults:
-        raise faults[0] if len(faults) == 1 else Faults(faults)
-    inputs = Context(ContentType.JSON, value=outline.with_defaults(given))
+    inputs = inputs_of(outline, given, "/input")
     inputs.require_shallow()
     return FlowStart(
         name=outline.name,

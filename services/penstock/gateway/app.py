@@ -21,11 +21,9 @@ from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
 from penstock.gateway.deployment_check import DeploymentCheck
 from penstock.gateway.end_listener import EndListener
 from penstock.gateway.flow_definitions import FlowDefinitionRoutes
-from penstock.gateway.flow_events import FlowEventRoutes
 from penstock.gateway.flow_operations import FlowCommandRoutes
 from penstock.gateway.flow_reruns import Reruns
 from penstock.gateway.flow_views import FlowViewRoutes
-from penstock.gateway.flows import FlowStartRoutes
 from penstock.gateway.hold import WorkerRoutes
 from penstock.gateway.log_reports import LogReportRoutes
 from penstock.gateway.log_source import LogSource
@@ -38,6 +36,7 @@ from penstock.gateway.rules import require_rules
 from penstock.gateway.schedules import ScheduleRoutes
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submission_limiter import SubmissionLimiter
+from penstock.gateway.submissions import SubmissionRoutes
 from penstock.gateway.targets import TargetRoutes
 from penstock.gateway.task_logs import TaskLogRoutes
 from penstock.gateway.tasks import TaskRoutes
@@ -124,7 +123,8 @@ def create_app(
             app.on_response_prepare.extend([add_security_headers, deployment.add_header])
             pages = PageRoutes(pool, producer, objects, show_reasons=not settings.auth_kinds)
             for routes in (
-                TaskRoutes(settings, pool, types, objects, producer, limiter, ends),
+                SubmissionRoutes(settings, pool, types, objects, definitions, limiter),
+                TaskRoutes(settings, pool, objects, producer, ends),
                 BacklogRoutes(settings, pool),
                 TypeRoutes(settings, pool, types),
                 ConcurrencyKeyRoutes(pool),
@@ -132,8 +132,6 @@ def create_app(
                 CallbackSecretRoutes(settings, pool, types),
                 CallbackRoutes(pool),
                 FlowDefinitionRoutes(settings, pool, types, definitions),
-                FlowStartRoutes(settings, pool, objects, definitions, limiter),
-                FlowEventRoutes(settings, pool, objects, limiter),
                 ScheduleRoutes(pool, definitions),
                 BackfillRoutes(pool),
                 operations,

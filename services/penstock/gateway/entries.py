@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -16,12 +16,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from aiohttp import web
 
 from penstock.contracts.parsing import Unreadable
-from penstock.contracts.validation import problems
-from penstock.errors import Invalid, InvalidRecord, ObjectsUnavailable, TooLarge
+from penstock.errors import Invalid, InvalidRecord, ObjectsUnavailable, TooLarge, one_or_all
 from penstock.gateway.bodies import read_entries
 from penstock.gateway.submission_limiter import SubmissionLimiter
-from penstock.http.problems import Faults, detail_of, relocated
+from penstock.http.problems import detail_of, relocated
 from penstock.http.server import RETRY_AFTER_S, body_bytes, refuse_unknown_parameters, respond
+from penstock.submission import SubmissionKind
 
 log = logging.getLogger(__name__)
 
@@ -83,23 +83,11 @@ async def admitted(request: web.Request, limiter: SubmissionLimiter) -> AsyncIte
         yield raw, rows
 
 
-def read_entry(base: str, raw: Any, from_wire: Callable[[Any], T], schema: str) -> T | Invalid:
-    """The value of an entry, or all its faults, whose pointers begin with `base`."""
-    if isinstance(raw, Unreadable):
-        return InvalidRecord(raw.fault.reason, pointer=base)
-    try:
-        return from_wire(raw)
-    except Invalid as error:
-        # `from_wire` stops at the first fault; the answer has all.
-        found: Sequence[Invalid] = problems(raw, schema) or [error]
-        return one_or_all([with_base(base, fault) for fault in found])
-
-
 async def answer(
     raw: Any,
     kind: EntryKind,
     limit: int,
-    settle: Callable[[list[tuple[str, Any]]], Awaitable[Sequence[Outcome]]],
+    settle: Callable[[list[Any]], Awaitable[Sequence[Outcome]]],
 ) -> web.Response:
     """The response to a request with entries.
 
@@ -107,13 +95,13 @@ async def answer(
         raw: an entry, or an array of them.
         kind: of the route.
         limit: most entries.
-        settle: takes the pointer and the value of each entry, and returns their outcomes.
+        settle: takes the entries, as for `SubmissionKind.decode`; returns the outcome of each.
 
     Raises:
         Invalid, ObjectsUnavailable: no entry was taken.
     """
     if not isinstance(raw, list):
-        [taken] = await settle([("", raw)])
+        [taken] = await settle([raw])
         if isinstance(taken, Invalid | ObjectsUnavailable):
             raise taken
         headers = None if kind.path is None else {"Location": f"{kind.path}{taken.id}"}
@@ -124,17 +112,22 @@ async def answer(
         raise TooLarge(
             f"{len(raw):,} {kind.member} in one batch, and {limit:,} are allowed: send several batches"
         )
-    entries = [(f"/{index}", entry) for index, entry in enumerate(raw)]
-    return _answer_batch(entries, await settle(entries), kind)
+    entries = [entry.fault if isinstance(entry, Unreadable) else entry for entry in raw]
+    return _answer_batch([*map(_placed, range(len(raw)), await settle(entries))], kind)
 
 
-def _answer_batch(
-    entries: Sequence[tuple[str, Any]], outcomes: Sequence[Outcome], kind: EntryKind
-) -> web.Response:
+def _placed(index: int, outcome: Outcome) -> Outcome:
+    """The outcome of an entry of a batch, with its place in the pointers of its faults."""
+    if not isinstance(outcome, Invalid):
+        return outcome
+    return relocated(outcome, lambda pointer: f"/{index}{pointer}")
+
+
+def _answer_batch(outcomes: Sequence[Outcome], kind: EntryKind) -> web.Response:
     unavailable = [outcome for outcome in outcomes if isinstance(outcome, ObjectsUnavailable)]
     taken = [each for each in outcomes if not isinstance(each, Invalid | ObjectsUnavailable)]
     if not taken:
-        faults = faults_of(outcomes)
+        faults = [fault for outcome in outcomes if isinstance(outcome, Invalid) for fault in outcome.faults]
         # The same batch may be sent again: the gateway has done nothing.
         raise unavailable[0] if unavailable else one_or_all(faults)
     status, headers = 200, None
@@ -152,67 +145,48 @@ def _answer_batch(
         status = HTTPStatus.MULTI_STATUS
     elif any(outcome.created for outcome in taken):
         status = 201
-    documents = [_document(base, outcome, kind) for (base, _), outcome in zip(entries, outcomes, strict=True)]
+    documents = [_document(index, outcome, kind) for index, outcome in enumerate(outcomes)]
     return respond({kind.member: documents}, status, headers)
 
 
 async def settle(
-    entries: Sequence[tuple[str, Any]],
-    read: Sequence[T | Invalid],
-    store: Callable[[T], Awaitable[T]],
+    kind: SubmissionKind[Any, T, Taken | Invalid],
+    admitted: Sequence[T | Invalid],
     insert: Callable[[list[T]], Awaitable[Sequence[Taken | Invalid]]],
 ) -> list[Outcome]:
-    """Stores and inserts the entries that could be read; returns the outcome of each entry.
+    """Stores and inserts the admitted entries; returns the outcome of each entry.
 
     Args:
-        entries: pointer and value of each.
-        read: what was read of each, or its faults.
-        store: puts a large field into the object store.
+        kind: of the entries.
+        admitted: the item of each, or its faults.
         insert: returns what each became, or why it is refused.
     """
-    outcomes: list[Any] = [*read]
+    outcomes: list[Any] = [*admitted]
     storing = asyncio.Semaphore(_CONCURRENT_OBJECTS)
 
     async def stored(index: int) -> None:
         try:
             async with storing:
-                outcomes[index] = await store(outcomes[index])
+                outcomes[index] = await kind.store(outcomes[index])
         except ObjectsUnavailable as error:
             outcomes[index] = error
 
     # Large fields together: each waits while the object store is away.
-    readable = [index for index, each in enumerate(read) if not isinstance(each, Invalid)]
+    readable = [index for index, each in enumerate(admitted) if not isinstance(each, Invalid)]
     await asyncio.gather(*map(stored, readable))
     stored_at = [index for index in readable if not isinstance(outcomes[index], ObjectsUnavailable)]
     if stored_at:
         inserted = await insert([outcomes[index] for index in stored_at])
         for index, found in zip(stored_at, inserted, strict=True):
-            base = entries[index][0]
-            outcomes[index] = with_base(base, found) if isinstance(found, Invalid) else found
+            outcomes[index] = found
     return outcomes
 
 
-def faults_of(outcomes: Iterable[object]) -> list[Invalid]:
-    """The faults among outcomes, one by one."""
-    found = [outcome for outcome in outcomes if isinstance(outcome, Invalid)]
-    return [fault for each in found for fault in (each.faults if isinstance(each, Faults) else [each])]
-
-
-def one_or_all(faults: Sequence[Invalid]) -> Invalid:
-    """One error for at least one fault."""
-    return faults[0] if len(faults) == 1 else Faults(faults)
-
-
-def with_base(base: str, fault: Invalid) -> Invalid:
-    """A fault whose pointers begin with the place of its entry."""
-    return relocated(fault, lambda pointer: base + pointer)
-
-
-def _document(base: str, outcome: Outcome, kind: EntryKind) -> dict[str, Any]:
+def _document(index: int, outcome: Outcome, kind: EntryKind) -> dict[str, Any]:
     if isinstance(outcome, ObjectsUnavailable):
-        pointer = f"{base}/{kind.stored_field}"
+        pointer = f"/{index}/{kind.stored_field}"
         return {"errors": [{"pointer": pointer, "detail": detail_of(outcome)}], "retry": True}
     if isinstance(outcome, Invalid):
-        errors = [{"pointer": fault.pointer, "detail": fault.reason} for fault in faults_of([outcome])]
+        errors = [{"pointer": fault.pointer, "detail": fault.reason} for fault in outcome.faults]
         return {"errors": errors}
     return {"id": outcome.id, "created": outcome.created}

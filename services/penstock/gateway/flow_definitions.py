@@ -12,14 +12,13 @@ from aiohttp import web
 
 from penstock.core.access import Grant
 from penstock.core.flow.outline import MAX_VERSION, references, task_types
-from penstock.errors import InvalidRecord
+from penstock.errors import InvalidRecord, one_or_all
 from penstock.flows.faults import Fault, pointer
 from penstock.flows.loading import MAX_BYTES
 from penstock.flows.validation import validate
 from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
 from penstock.gateway.changes import note
-from penstock.gateway.entries import one_or_all
 from penstock.gateway.paging import page_size, respond_page, split_page
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.views import pick

@@ -14,14 +14,13 @@ from penstock.core.access import namespace_of
 from penstock.core.flow.outline import Outline
 from penstock.core.task import Priority
 from penstock.errors import Conflict, InvalidRecord
-from penstock.gateway.entries import one_or_all
 from penstock.gateway.views import MAX_CONTEXT_BYTES
 from penstock.objects import ObjectStore
 from penstock.postgres import flow_definitions
 from penstock.postgres.flow_commands import Target
 from penstock.postgres.flow_definitions import DefinitionCache, Reached
 from penstock.postgres.flow_documents import context_of
-from penstock.postgres.flow_starts import FlowStart
+from penstock.postgres.flow_starts import FlowStart, inputs_of
 
 Version = int | Literal["same", "latest"]
 
@@ -132,6 +131,4 @@ class Reruns:
         if inputs.ref is not None:
             inputs = await self._objects.check_out(inputs, namespace, limit_bytes=MAX_CONTEXT_BYTES)
         given: dict[str, Any] = inputs.decode()
-        if faults := list(newest.input_faults(given, "/version")):
-            raise one_or_all(faults)
-        return await self._objects.check_in(Context.encode(newest.with_defaults(given)), namespace)
+        return await self._objects.check_in(inputs_of(newest, given, "/version"), namespace)

@@ -15,8 +15,7 @@ import orjson
 
 from penstock.contracts.files import schemas_folder
 from penstock.contracts.validation import faults
-from penstock.errors import InvalidRecord
-from penstock.http.problems import Faults
+from penstock.errors import InvalidRecord, one_or_all
 
 _MESSAGE_REFERENCE = "../../messages/"
 
@@ -75,7 +74,7 @@ def conform(raw: Any, name: str) -> None:
     """
     found = find_faults(raw, name)
     if found:
-        raise found[0] if len(found) == 1 else Faults(found)
+        raise one_or_all(found)
 
 
 def find_faults(raw: Any, name: str) -> list[InvalidRecord]:

@@ -18,11 +18,10 @@ from penstock.core.flow.outline import MAX_VERSION
 from penstock.core.schedule import Ticks, latest_ticks
 from penstock.core.schedule_policy import Skip, SkipReason
 from penstock.cron import parse_cron
-from penstock.errors import InvalidRecord, NotFound
+from penstock.errors import InvalidRecord, NotFound, one_or_all
 from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
 from penstock.gateway.changes import note
-from penstock.gateway.entries import one_or_all
 from penstock.gateway.paging import id_cursor, page_size, respond_page
 from penstock.gateway.schedule_settings import own_faults, settings_of, start_faults
 from penstock.gateway.views import pick

@@ -1,41 +1,20 @@
-"""Routes of tasks: submitting, reading and cancelling."""
+"""Routes of tasks: reading and cancelling."""
 
 from __future__ import annotations
-
-import asyncio
-import dataclasses
-import logging
-from typing import Any
 
 import asyncpg
 from aiohttp import web
 
-from penstock import tracing
-from penstock.contracts.context import INLINE_LIMIT_BYTES
-from penstock.contracts.context_digest import with_digest
-from penstock.contracts.submission import Submission
-from penstock.core.access import Grant, namespace_of
 from penstock.core.task import FINAL, State
-from penstock.errors import (
-    Conflict,
-    IdempotencyConflict,
-    Invalid,
-    NotFound,
-    Throttled,
-    UnknownType,
-    ValueRefused,
-)
+from penstock.errors import Conflict, NotFound
 from penstock.gateway import views
 from penstock.gateway.access import grant_of, visible_types
 from penstock.gateway.background_producer import BackgroundProducer
-from penstock.gateway.batcher import SubmissionBatcher
 from penstock.gateway.bodies import read_ids
 from penstock.gateway.changes import note
 from penstock.gateway.end_listener import EndListener
-from penstock.gateway.entries import EntryKind, Outcome, admitted, answer, read_entry, settle
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.submission_limiter import SubmissionLimiter
 from penstock.gateway.visibility import require_visible, task_not_found, visible_ids
 from penstock.http.preferences import applied, preferred_wait_s
 from penstock.http.problems import BadParameter
@@ -50,26 +29,19 @@ from penstock.http.server import (
 )
 from penstock.objects import ObjectStore
 from penstock.postgres import advance, progress, task_search, tasks
-from penstock.postgres.types import TypeCache
-
-log = logging.getLogger(__name__)
 
 # Most reports of progress in an answer: more would not fit on a screen.
 MAX_REPORTS = 100
 
-_ENTRIES = EntryKind(noun="task", member="tasks", stored_field="context", path="/tasks/")
-
 
 class TaskRoutes:
-    """The routes below /tasks.
+    """The routes below /tasks but for submitting.
 
     Args:
-        settings: limits.
+        settings: the source of events.
         pool: the database.
-        types: the registered types.
-        objects: stores contexts above the inline limit.
+        objects: has contexts above the inline limit.
         producer: publishes the outbox entries of cancellations.
-        limiter: limits submissions while PostgreSQL is behind.
         ends: wakes requests when their tasks have ended.
     """
 
@@ -77,25 +49,19 @@ class TaskRoutes:
         self,
         settings: GatewaySettings,
         pool: asyncpg.Pool[asyncpg.Record],
-        types: TypeCache,
         objects: ObjectStore,
         producer: BackgroundProducer,
-        limiter: SubmissionLimiter,
         ends: EndListener,
     ) -> None:
         self._settings = settings
         self._pool = pool
-        self._types = types
         self._objects = objects
         self._producer = producer
-        self._limiter = limiter
         self._ends = ends
-        self._batcher = SubmissionBatcher(pool, settings.gateway_submit_wait_s, tasks.submit)
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
         return [
-            web.post("/tasks", self.submit),
             web.get("/tasks", self.find, allow_head=False),
             web.post("/tasks/cancel", self.cancel_many),
             web.post("/tasks/states", self.states),
@@ -104,84 +70,6 @@ class TaskRoutes:
             web.get("/tasks/{id:[0-9]+}", self.get, allow_head=False),
             web.post("/tasks/{id:[0-9]+}/cancel", self.cancel),
         ]
-
-    async def submit(self, request: web.Request) -> web.Response:
-        """POST /tasks: an object is one task; an array is a batch, whose tasks are judged alone."""
-        async with admitted(request, self._limiter) as (raw, rows):
-            parent = request.headers.get(tracing.TRACEPARENT)
-            with tracing.span("submit", parent, kind="server", root=True, tasks=rows) as span:
-                traceparent = span.traceparent if span else None
-                return await answer(
-                    raw,
-                    _ENTRIES,
-                    self._settings.gateway_batch_limit,
-                    lambda entries: self._settle(entries, grant_of(request), traceparent),
-                )
-
-    async def _read(self, entries: list[tuple[str, Any]], grant: Grant) -> list[Submission | Invalid]:
-        """The submission of each entry, or its faults, whose pointers begin with its place."""
-        outcomes: list[Submission | Invalid] = [
-            read_entry(base, raw, Submission.from_wire, "submitted") for base, raw in entries
-        ]
-        names = {outcome.type for outcome in outcomes if isinstance(outcome, Submission)}
-        if names:
-            await self._load_types(names)
-        for index, (base, _) in enumerate(entries):
-            submission = outcomes[index]
-            if isinstance(submission, Submission) and (
-                self._types.get(submission.type) is None or not grant.covers(submission.type)
-            ):
-                outcomes[index] = UnknownType(
-                    f"no task type {submission.type!r} is registered: register it with POST /types",
-                    pointer=f"{base}/type",
-                )
-            elif isinstance(submission, Submission) and self._is_strict(submission.type):
-                outcomes[index] = with_digest(submission)
-        return outcomes
-
-    def _is_strict(self, name: str) -> bool:
-        task_type = self._types.get(name)
-        return task_type is not None and task_type.is_strict
-
-    async def _load_types(self, names: set[str]) -> None:
-        wait_s = self._settings.gateway_submit_wait_s
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._types.require(names)
-        except TimeoutError as error:
-            raise Throttled(
-                f"PostgreSQL is behind: the types could not be read within {wait_s:g} s"
-            ) from error
-
-    async def _settle(
-        self, entries: list[tuple[str, Any]], grant: Grant, traceparent: str | None
-    ) -> list[Outcome]:
-        """Inserts the entries that can be read and stored; returns the outcome of each entry."""
-        return await settle(
-            entries,
-            await self._read(entries, grant),
-            self._store_context,
-            lambda submissions: self._insert(submissions, traceparent),
-        )
-
-    async def _insert(
-        self, submissions: list[Submission], traceparent: str | None
-    ) -> list[tasks.Submitted | ValueRefused | IdempotencyConflict]:
-        if traceparent is not None:
-            submissions = [
-                dataclasses.replace(submission, traceparent=traceparent) for submission in submissions
-            ]
-        return [
-            found.conflict(submission) if isinstance(found, tasks.Submitted) and found.differs else found
-            for submission, found in zip(submissions, await self._batcher.submit(submissions), strict=True)
-        ]
-
-    async def _store_context(self, submission: Submission) -> Submission:
-        if submission.context.size <= INLINE_LIMIT_BYTES:
-            return submission
-        # Before the row, so that each reference in PostgreSQL has its object.
-        context = await self._objects.check_in(submission.context, namespace_of(submission.type))
-        return dataclasses.replace(submission, context=context)
 
     async def get(self, request: web.Request) -> web.Response:
         """GET /tasks/{id}."""

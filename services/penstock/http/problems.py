@@ -9,7 +9,7 @@ gateway raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -19,6 +19,7 @@ import orjson
 from penstock.errors import (
     Conflict,
     CorruptObject,
+    Faults,
     Forbidden,
     GatewayUnavailable,
     IdempotencyConflict,
@@ -54,20 +55,6 @@ class BadParameter(Invalid):
     def __init__(self, reason: str, *, parameter: str) -> None:
         super().__init__(f"{parameter}: {reason}")
         self.parameter = parameter
-
-
-class Faults(Invalid):
-    """One body has several faults.
-
-    Attributes:
-        faults: the faults, in the order of the body.
-    """
-
-    def __init__(self, faults: Sequence[Invalid]) -> None:
-        first = faults[0]
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        super().__init__(first.reason + more, pointer=first.pointer)
-        self.faults = list(faults)
 
 
 def relocated(error: Invalid, move: Callable[[str], str]) -> Invalid:

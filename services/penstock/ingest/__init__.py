@@ -1,8 +1,8 @@
 """Reads a topic of submissions into PostgreSQL, exactly once: `Ingest` for any kind of record.
 
 A `RecordHandler` knows the topic, reads a record, and inserts a batch together with its offset in
-one statement. Task-sync has the one of tasks, the service `flows` has those of flows and of events.
-That of `tasklogs` gathers larger batches, which become objects.
+one statement. `SubmissionHandler` is the one of tasks in task-sync, and of flows and of events in
+the service `flows`. That of `tasklogs` gathers larger batches, which become objects.
 
 Guarantees
 - A record is inserted once. Its offset is in PostgreSQL, written by the statement that inserts it.
@@ -21,6 +21,7 @@ from penstock.ingest.progress import IngestProgress
 from penstock.ingest.reader import Ingest
 from penstock.ingest.samples import ingest_samples
 from penstock.ingest.settings import IngestSettings
+from penstock.ingest.submissions import SubmissionHandler
 
 __all__ = [
     "Gathering",
@@ -29,5 +30,6 @@ __all__ = [
     "IngestSettings",
     "RecordHandler",
     "RecordReader",
+    "SubmissionHandler",
     "ingest_samples",
 ]

@@ -11,9 +11,11 @@ from typing import Any
 import orjson
 
 from penstock.contracts import subscription
-from penstock.contracts.context import Context
+from penstock.contracts.context import ContentType, Context
 from penstock.contracts.subscription import Entry
+from penstock.core.flow.outline import Outline
 from penstock.core.task import Priority
+from penstock.errors import one_or_all
 from penstock.postgres.connection import translated
 from penstock.postgres.ingest_positions import OffsetRange, offset_parameters, offsets_passed
 from penstock.postgres.queries import fetch, fetchval, query
@@ -84,6 +86,22 @@ class Started:
 
     id: int
     created: bool
+
+
+def inputs_of(outline: Outline, given: Mapping[str, Any], pointer: str) -> Context:
+    """The inputs of a start, with the defaults of its definition.
+
+    Args:
+        outline: of the definition.
+        given: inputs by name.
+        pointer: JSON Pointer to them.
+
+    Raises:
+        InvalidRecord, Faults: they do not fit the definition.
+    """
+    if faults := list(outline.input_faults(given, pointer)):
+        raise one_or_all(faults)
+    return Context(ContentType.JSON, value=outline.with_defaults(given))
 
 
 async def start(

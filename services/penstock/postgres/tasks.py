@@ -30,15 +30,23 @@ class Submitted:
     Attributes:
         id: task id.
         created: False when an earlier submission with the same idempotency key created the task.
-        differs: that one had another context, by the digests of both.
     """
 
     id: int
     created: bool
-    differs: bool = False
 
-    def conflict(self, submission: Submission) -> IdempotencyConflict:
-        """The refusal of a submission that differs."""
+
+class Existing(NamedTuple):
+    """The task that has an idempotency key, and the digest of its context, if there is one."""
+
+    id: int
+    digest: bytes | None
+
+    def outcome(self, submission: Submission) -> Submitted | IdempotencyConflict:
+        """The outcome of a later submission with the key; a conflict if both digests differ."""
+        digest = submission.context_digest
+        if None in (digest, self.digest) or digest == self.digest:
+            return Submitted(self.id, created=False)
         return IdempotencyConflict(
             f"{submission.idempotency_key!r} was used for task {self.id} with another context, and the type "
             f"{submission.type} is strict: use another idempotency key, or send the same context",
@@ -46,14 +54,9 @@ class Submitted:
         )
 
 
-class _Existing(NamedTuple):
-    id: int
-    digest: bytes | None
-
-
 async def submit(
     executor: Any, submissions: Sequence[Submission], source: OffsetRange | None = None
-) -> list[Submitted]:
+) -> list[Submitted | IdempotencyConflict]:
     """Inserts tasks in one statement, all of them or none.
 
     Args:
@@ -64,7 +67,8 @@ async def submit(
             to `following`.
 
     Returns:
-        The tasks in the order of `submissions`.
+        The tasks in the order of `submissions`. One whose idempotency key has a task with another
+        context is a conflict; nothing was inserted for it.
 
     Raises:
         SessionLost: the offset was not at `source.first`, because another process reads the
@@ -82,19 +86,17 @@ async def submit(
     # PostgreSQL assigns ids in the order of the batch: the nth submission without an idempotency
     # key is the nth such row.
     ids_without_key = deque(row["id"] for row in rows if not row["idempotency_key"])
-    result = []
+    result: list[Submitted | IdempotencyConflict] = []
     for submission in submissions:
         key = _unique_key(submission)
         if key is None:
             result.append(Submitted(ids_without_key.popleft(), created=True))
         elif (new_id := created.pop(key, None)) is not None:
             # A later submission of the batch may have the same key.
-            existing[key] = _Existing(new_id, submission.context_digest)
+            existing[key] = Existing(new_id, submission.context_digest)
             result.append(Submitted(new_id, created=True))
         else:
-            first, digest = existing[key], submission.context_digest
-            differs = None not in (digest, first.digest) and digest != first.digest
-            result.append(Submitted(first.id, created=False, differs=differs))
+            result.append(existing[key].outcome(submission))
     return result
 
 
@@ -105,19 +107,19 @@ def _unique_key(submission: Submission) -> tuple[str, str] | None:
 
 async def _existing(
     executor: Any, unique_keys: Sequence[tuple[str, str] | None]
-) -> dict[tuple[str, str], _Existing]:
+) -> dict[tuple[str, str], Existing]:
     """The existing tasks by type and idempotency key.
 
     A task may move to history after the insertion has met its key, so history is searched too.
     """
-    found: dict[tuple[str, str], _Existing] = {}
+    found: dict[tuple[str, str], Existing] = {}
     for name in ("tasks.by_idempotency_keys", "history.by_idempotency_keys"):
         missing = [key for key in unique_keys if key is not None and key not in found]
         if missing:
             types, idempotency_keys = zip(*missing, strict=True)
             rows = await fetch(executor, name, list(types), list(idempotency_keys))
             found |= {
-                (row["type"], row["idempotency_key"]): _Existing(row["id"], row["context_digest"])
+                (row["type"], row["idempotency_key"]): Existing(row["id"], row["context_digest"])
                 for row in rows
             }
     return found

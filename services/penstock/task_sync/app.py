@@ -29,6 +29,7 @@ from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL, REPLICA_NAME, 
 from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
 from penstock.postgres.types import TypeCache
+from penstock.submission import TaskKind
 from penstock.task_sync import metrics
 from penstock.task_sync.backlog_counters import BacklogCounters
 from penstock.task_sync.history import History
@@ -36,7 +37,7 @@ from penstock.task_sync.recheck import Recheck
 from penstock.task_sync.refused import RefusedTasks
 from penstock.task_sync.release import ReleaseLoop
 from penstock.task_sync.settings import TaskSyncSettings
-from penstock.task_sync.submissions import SubmissionHandler
+from penstock.task_sync.submissions import TaskHandler
 
 NAME = "task-sync"
 # PostgreSQL truncates the application name after 63 characters.
@@ -76,7 +77,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             )
             objects = ObjectStore(settings.objects)
             reader = OffsetReader(offsets, settings.prefix)
-            handler = SubmissionHandler(pool, types, objects)
+            handler = TaskHandler(pool, TaskKind(types, objects))
             ingest = Ingest(settings, NAME, handler, pool, producer, reader)
             history = History(settings, objects)
             await session.listen(READY_CHANNEL, release_loop.on_ready)

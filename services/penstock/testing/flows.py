@@ -12,22 +12,19 @@ import orjson
 from penstock.client.flow_models import Flow
 from penstock.contracts.context import Context
 from penstock.contracts.event import OutboxEntry
-from penstock.contracts.flow_submission import FlowEvent, FlowSubmission
 from penstock.contracts.task_type import TaskType
-from penstock.core.access import namespace_of
 from penstock.core.flow.state import FlowStatus
-from penstock.errors import Conflict, InvalidRecord, NotFound, RecoveryRefused
+from penstock.errors import Conflict, InvalidRecord, NotFound, RecoveryRefused, one_or_all
 from penstock.flow_owner.batch import Batch
 from penstock.flow_owner.contents import Contents
 from penstock.flow_owner.definitions import Definitions
 from penstock.flow_owner.rounds import apply
 from penstock.flows.validation import validate
-from penstock.http.problems import Faults
-from penstock.postgres import flow_commands, flow_definitions, flow_documents, flow_events, flow_views
+from penstock.postgres import flow_commands, flow_definitions, flow_documents, flow_views
 from penstock.postgres.flow_definitions import DefinitionCache
-from penstock.postgres.flow_starts import Started, match_events, match_runs, start
-from penstock.postgres.flow_submissions import start_of
+from penstock.postgres.flow_starts import Started, match_events, match_runs
 from penstock.settings import Platform
+from penstock.submission import EventKind, FlowKind
 from penstock.testing.clock import Clock
 from penstock.testing.database import Connection
 from penstock.testing.flow_tables import FlowTables
@@ -89,7 +86,8 @@ class Flows:
         # It has the methods of the driver's pool and connection that are used.
         self.connection = cast("Any", connection)
         self._definitions = Definitions()
-        self._outlines = DefinitionCache(self.connection)
+        self._starts = FlowKind(DefinitionCache(self.connection), objects)
+        self._events = EventKind(objects)
         self._contents = _KeptContents(objects)
 
     def put_definition(self, definition: Mapping[str, Any]) -> None:
@@ -105,7 +103,7 @@ class Flows:
             for fault in validate(definition, types=self._types.keys(), definitions=self._find)
         ]
         if faults:
-            raise faults[0] if len(faults) == 1 else Faults(faults)
+            raise one_or_all(faults)
         at_once(flow_definitions.insert(self.connection, definition, None))
 
     def _find(self, name: str, version: int | None) -> Mapping[str, Any] | None:
@@ -123,14 +121,10 @@ class Flows:
         Raises:
             Invalid: the submission is refused; `pointer` is the field at fault.
         """
-        submission = FlowSubmission.from_wire(raw)
-        reached = at_once(self._outlines.reach([(submission.flow, submission.version)]))
-        found, faults = start_of(submission, reached)
-        if found is None:
-            raise faults[0] if len(faults) == 1 else Faults(faults)
-        inputs = self._objects.keep(found.inputs, namespace_of(found.name))
-        found = dataclasses.replace(found, inputs=inputs, schedule=schedule, tick=tick)
-        [started] = at_once(start(self.connection, [found]))
+        kind = self._starts.open_batch()
+        found = at_once(kind.store(at_once(kind.read(raw))))
+        found = dataclasses.replace(found, schedule=schedule, tick=tick)
+        [started] = at_once(kind.insert(self.connection, [found]))
         return started
 
     def send_event(self, raw: Any) -> bool:
@@ -142,11 +136,8 @@ class Flows:
         Raises:
             Invalid: the event is refused; `pointer` is the field at fault.
         """
-        event = FlowEvent.from_wire(raw)
-        if event.data is not None:
-            data = self._objects.keep(event.data, namespace_of(event.event))
-            event = dataclasses.replace(event, data=data)
-        [delivered] = at_once(flow_events.deliver(self.connection, [event]))
+        event = at_once(self._events.store(at_once(self._events.read(raw))))
+        [delivered] = at_once(self._events.insert(self.connection, [event]))
         return delivered.created
 
     def command(self, flow_id: int, kind: str) -> None:

@@ -22,6 +22,10 @@ class KeptObjects(ObjectStore):
         """
         return self.value_of(context)
 
+    async def check_in(self, context: Context, namespace: str) -> Context:
+        """As `keep`."""
+        return self.keep(context, namespace)
+
     def keep(self, context: Context, namespace: str) -> Context:
         """Keeps a large context, and returns its reference; others are unchanged."""
         if context.data is None or len(context.data) <= INLINE_LIMIT_BYTES:

@@ -12,7 +12,6 @@ from typing import Any, Self
 import orjson
 
 from penstock.client.models import Draft, Task
-from penstock.contracts.submission import Submission
 from penstock.contracts.task_type import TaskType, read_task_type
 from penstock.core.attempt import AttemptId
 from penstock.core.operations import Verb
@@ -229,8 +228,7 @@ class Pipeline(FlowMethods):
         platform = await self._open()
         draft = Draft(type=type_name, context=context, **fields)
         # As the client sends it, and the gateway reads it.
-        submission = Submission.from_wire(orjson.loads(orjson.dumps(draft.to_wire())))
-        row, created = platform.submit(submission)
+        row, created = platform.submit(orjson.dumps(draft.to_wire()))
         return self._run_of(row.id, created=created)
 
     async def settle(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,12 +18,10 @@ import orjson
 
 from penstock.client.models import Task
 from penstock.contracts.context import Context
-from penstock.contracts.context_digest import with_digest
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import Failure, StageResult, encode_results
-from penstock.contracts.submission import Submission
 from penstock.contracts.task_type import TaskType
 from penstock.core.access import namespace_of
 from penstock.core.attempt import AttemptId
@@ -38,6 +36,7 @@ from penstock.core.leases import Lease, LeaseWheel
 from penstock.postgres import documents
 from penstock.postgres.advance import Ending, cancel_within, end_event
 from penstock.postgres.outbox import PendingEvent, enqueue
+from penstock.submission import TaskKind
 from penstock.testing.clock import Clock
 from penstock.testing.flows import Flows, at_once
 from penstock.testing.hosts import Host, Records
@@ -60,6 +59,13 @@ class Started:
 
     at: datetime
     context: Context
+
+
+class _Types(dict[str, TaskType]):
+    """The registered types, as a submission looks them up."""
+
+    async def require(self, names: Iterable[str]) -> None:
+        """Returns at once: all types are here."""
 
 
 class Platform:
@@ -91,10 +97,10 @@ class Platform:
         chance: Callable[[], float],
     ) -> None:
         self._clock = clock
-        self._types = types
         self._registered = registered
         self._chance = chance
         self.objects = KeptObjects()
+        self._submissions = TaskKind(_Types(types), self.objects)
         self.events: list[Mapping[str, Any]] = []
         self.callbacks: list[SentCallback] = []
         self.tasks = Tasks(clock, types, lambda row, before: self.flows.tables.end_task(row, before))  # noqa: PLW0108 (the flows follow)
@@ -121,18 +127,17 @@ class Platform:
         self.changes += 1
         self.changed.set()
 
-    def submit(self, submission: Submission) -> tuple[TaskRow, bool]:
+    def submit(self, entry: bytes) -> tuple[TaskRow, bool]:
         """Inserts a task as the gateway does; returns it, and whether it is new.
 
+        Args:
+            entry: JSON, as in `submitted.schema.json`.
+
         Raises:
-            UnknownType: its type is not registered.
-            IdempotencyConflict: an earlier task with its idempotency key has another context.
+            Invalid, Faults: the submission is refused; the pointer is the field at fault.
         """
-        task_type = self._types.get(submission.type)
-        if task_type is not None and task_type.is_strict:
-            submission = with_digest(submission)
-        context = self.objects.keep(submission.context, namespace_of(submission.type))
-        found = self.tasks.insert(dataclasses.replace(submission, context=context))
+        submission = at_once(self._submissions.read(entry))
+        found = self.tasks.insert(at_once(self._submissions.store(submission)))
         self.note_change()
         return found
 

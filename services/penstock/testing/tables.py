@@ -24,9 +24,9 @@ from penstock.core.operations import TaskSnapshot, Verb, apply, state_after_atte
 from penstock.core.release_order import Head, first, position_of
 from penstock.core.suspects import isolation_of
 from penstock.core.task import FINAL, IN_FLIGHT, Priority, State, Transition, after, sources
-from penstock.errors import NotFound, UnknownType
+from penstock.errors import IdempotencyConflict, NotFound
 from penstock.postgres.advance import Ending
-from penstock.postgres.tasks import Submitted
+from penstock.postgres.tasks import Existing
 from penstock.testing.clock import Clock
 from penstock.testing.database import Row
 from penstock.testing.task_rows import FlowPlace, TaskRow, encode_error
@@ -90,22 +90,15 @@ class Tasks:
             flow: its place in a flow.
 
         Raises:
-            UnknownType: its type is not registered.
             IdempotencyConflict: that one has another context.
         """
-        task_type = self._types.get(submission.type)
-        if task_type is None:
-            raise UnknownType(
-                f"no task type {submission.type!r} is registered: the worker has no stage of it",
-                pointer="/type",
-            )
+        task_type = self._types[submission.type]
         if submission.idempotency_key is not None:
             found = self._by_idempotency_key.get((submission.type, submission.idempotency_key))
             if found is not None:
-                first = self.rows[found].context_digest
-                digest = submission.context_digest
-                if None not in (first, digest) and first != digest:
-                    raise Submitted(found, created=False, differs=True).conflict(submission)
+                outcome = Existing(found, self.rows[found].context_digest).outcome(submission)
+                if isinstance(outcome, IdempotencyConflict):
+                    raise outcome
                 return self.rows[found], False
         now = self._clock.now
         row = TaskRow(

@@ -22,6 +22,7 @@ from penstock.contracts.context import ContentType, Context
 from penstock.core.task import Priority, State
 from penstock.errors import (
     Conflict,
+    Faults,
     GatewayUnavailable,
     InvalidRecord,
     NotFound,
@@ -31,7 +32,6 @@ from penstock.errors import (
     TooLarge,
     UnknownType,
 )
-from penstock.http.problems import Faults
 
 
 @pytest.fixture

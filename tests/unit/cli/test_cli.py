@@ -30,6 +30,7 @@ from penstock.client import Client, Submitted
 from penstock.errors import (
     CannotStart,
     Conflict,
+    Faults,
     GatewayUnavailable,
     InvalidRecord,
     KafkaUnavailable,
@@ -40,7 +41,6 @@ from penstock.errors import (
     TooLarge,
     UnknownType,
 )
-from penstock.http.problems import Faults
 
 # An integer beyond 64 bits.
 BEYOND = "99999999999999999999"

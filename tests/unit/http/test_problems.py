@@ -8,6 +8,7 @@ import pytest
 from penstock.errors import (
     Conflict,
     CorruptObject,
+    Faults,
     GatewayUnavailable,
     InvalidRecord,
     KafkaUnavailable,
@@ -24,7 +25,6 @@ from penstock.errors import (
 from penstock.http.problems import (
     MAX_ERRORS_SHOWN,
     BadParameter,
-    Faults,
     error_of,
     problem_of,
     relocated,

@@ -6,9 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.errors import Conflict, InvalidRecord, NotFound, PenstockError, UnknownFlow
+from penstock.errors import Conflict, Faults, InvalidRecord, NotFound, PenstockError, UnknownFlow
 from penstock.flows import INPUTS, ITEM, Flow, TaskOf, cel
-from penstock.http.problems import Faults
 from penstock.testing import NoEnd, Pipeline
 from penstock.worker import Child, Done, Fail, Next, RetryAfter, Spawn, Wait, Worker, WorkerSettings
 

@@ -80,7 +80,7 @@ SELECT count(*) AS executions,
 FROM ledger.execution WHERE wave = $1
 """
 _OUTCOMES = """
-SELECT count(*) FILTER (WHERE outcome = 'expired') AS expired, count(*) FILTER (WHERE outcome = 'retry') AS handed_back
+SELECT count(*) FILTER (WHERE outcome = 'expired') AS expired, count(*) FILTER (WHERE outcome = 'handed_back') AS handed_back
 FROM penstock.attempt a JOIN penstock.task t ON t.id = a.task_id
 JOIN ledger.acknowledged k ON k.key = t.idempotency_key WHERE k.wave = $1
 """

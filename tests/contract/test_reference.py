@@ -37,6 +37,7 @@ OUTCOMES = {
     Outcome.DONE: "`Done(result)`: the task has succeeded",
     Outcome.FAIL: "`Fail(reason, permanent=)`, or an exception: tried again by the type's policy, then failed",
     Outcome.RETRY: "`RetryAfter(delay_s, reason)`: the same stage again; not counted as a failure",
+    Outcome.HANDED_BACK: "a worker stops, is full, has no handler, or cannot read the context: the same stage again; not counted as a failure",
     Outcome.SPAWN: "`Spawn(children, then, context=)`: the task waits for its children, then the stage `then`",
     Outcome.WAIT: "`Wait(event, then, context=)`: the task waits for an event, then the stage `then`",
     Outcome.EXPIRED: "the lease expired: tried again by the type's policy, then failed or quarantined",

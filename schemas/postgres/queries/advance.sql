@@ -5,7 +5,7 @@
 -- claimed with wins over its type's limit. `unhandled` is the error of a task whose last worker had
 -- no handler for its stage.
 SELECT t.id, t.type, t.stage, t.failures, t.losses,
-       CASE WHEN t.error LIKE '{"kind":"NoHandler",%' THEN t.error END AS unhandled, y.no_handler_s,
+       CASE WHEN t.error LIKE '%,"unhandled_s":%' THEN t.error END AS unhandled, y.no_handler_s,
        y.max_losses, coalesce(t.max_attempts, y.max_attempts) AS max_attempts,
        y.retry_base_ms, y.retry_factor, y.retry_max_ms, y.retry_jitter
 FROM task t JOIN task_type y ON y.name = t.type

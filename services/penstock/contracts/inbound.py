@@ -18,7 +18,7 @@ from penstock.contracts.event import Callback
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.parsing import MAX_ENTRIES, Unreadable, parse, parse_batch
 from penstock.contracts.progress import HEADER, Progress
-from penstock.contracts.result import Failure, StageResult
+from penstock.contracts.result import HANDED_BACK, NO_HANDLER, Failure, StageResult
 from penstock.contracts.subscription import MAX_URL_BYTES
 from penstock.contracts.validation import conform, is_valid, problems
 from penstock.core.access import DEFAULT_NAMESPACE, SEPARATOR
@@ -163,17 +163,26 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
         context.require_shallow(f"{pointer}/context")
     if int(raw["id"]) > _MAX_ID:
         raise InvalidRecord("larger than any id", pointer=f"{pointer}/id")
+    outcome, no_handler = _OUTCOMES[raw["outcome"]], False
+    kind = error["kind"] if error else ""
+    if outcome is Outcome.RETRY and kind in (HANDED_BACK, NO_HANDLER):
+        # The form of 0.1.0, which `StageResult.to_wire` and workers over HTTP send.
+        outcome, no_handler = Outcome.HANDED_BACK, kind == NO_HANDLER
+    elif outcome is Outcome.HANDED_BACK:
+        no_handler = raw.get("no_handler", False)
+        kind = NO_HANDLER if no_handler else HANDED_BACK
     return StageResult(
         # JSON Schema counts 81.0 among the integers.
         fence=Fence(int(raw["id"]), int(raw["step"]), raw["stage"], int(raw["attempt"])),
-        outcome=_OUTCOMES[raw["outcome"]],
+        outcome=outcome,
+        no_handler=no_handler,
         next_stage=raw.get("next_stage"),
         context=context,
         terms=raw.get(raw["outcome"]),
         delay_ms=int(raw["delay_ms"]) if "delay_ms" in raw else None,
         permanent=raw.get("permanent", False),
         max_attempts=int(raw["max_attempts"]) if "max_attempts" in raw else None,
-        error=Failure(kind=error["kind"], message=error["message"], traceback=error.get("traceback"))
+        error=Failure(kind=kind, message=error["message"], traceback=error.get("traceback"))
         if error
         else None,
         started_ms=int(raw.get("started_ms", 0)),

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from penstock.contracts.context import Context
-from penstock.core.completion import NO_HANDLER, Conclusion, Fence, Outcome
+from penstock.core.completion import Conclusion, Fence, Outcome
 from penstock.core.task import State
 
 # Larger batches are not faster and risk the broker's record limit.
@@ -41,8 +41,9 @@ class Failure:
         return wire if self.traceback is None else {**wire, "traceback": self.traceback}
 
 
-# The kind of the error of attempts that a worker returns.
-HANDED_BACK = "HandedBack"
+# The kinds of the errors of attempts that are handed back: without the stage's handler, or for
+# another cause. They are for people, and for `penstock tasks recover --error`.
+NO_HANDLER, HANDED_BACK = "NoHandler", "HandedBack"
 # Milliseconds until an attempt is tried again whose context could not be read, because the object
 # store was away.
 AWAY_MS = 5_000
@@ -55,17 +56,19 @@ class StageResult:
 
     Attributes:
         fence: the attempt.
-        outcome: how it ended: next, done, fail, retry, spawn or wait.
+        outcome: how it ended: next, done, fail, retry, handed_back, spawn or wait.
         next_stage: with next, the stage to enter; with spawn and wait, the stage to enter when the
             task is woken.
         context: with next, the new context (None keeps the old one); with done, the result; with
             spawn and wait, the children and the context of the stage that follows.
         terms: with spawn and wait, the terms of waiting (`spawn` and `wait` on the wire).
-        delay_ms: milliseconds until the task may be released. With next and retry, None is at once;
-            with fail, None is the back-off of the type.
+        delay_ms: milliseconds until the task may be released. With next, retry and handed_back,
+            None is at once; with fail, None is the back-off of the type.
+        no_handler: with handed_back, whether the worker has no handler for the stage. Such delays
+            add up, until they fail the task (`core.completion.conclude_unhandled`).
         permanent: with fail, rules out a retry.
         max_attempts: with fail, the stage's own limit of attempts (None is the type's).
-        error: with fail and retry, the reason.
+        error: with fail, retry and handed_back, the reason.
         started_ms: when the handler began, milliseconds since 1970 on the worker's clock.
         finished_ms: when it ended.
     """
@@ -76,25 +79,12 @@ class StageResult:
     context: Context | None = None
     terms: Mapping[str, Any] | None = None
     delay_ms: int | None = None
+    no_handler: bool = False
     permanent: bool = False
     max_attempts: int | None = None
     error: Failure | None = None
     started_ms: int = 0
     finished_ms: int = 0
-
-    @property
-    def handed_back(self) -> bool:
-        """Whether a worker returned the attempt, whose handler has no outcome."""
-        return (
-            self.outcome is Outcome.RETRY
-            and self.error is not None
-            and self.error.kind in (HANDED_BACK, NO_HANDLER)
-        )
-
-    @property
-    def no_handler(self) -> bool:
-        """Whether a worker returned the attempt because it has no handler for the stage."""
-        return self.handed_back and self.error is not None and self.error.kind == NO_HANDLER
 
     def error_of(self, conclusion: Conclusion) -> Failure | None:
         """The error that is stored of the attempt, whose task went where `conclusion` says."""
@@ -112,7 +102,9 @@ class StageResult:
             "step": fence.step,
             "stage": fence.stage,
             "attempt": fence.attempt,
-            "outcome": self.outcome,
+            # A gateway or stage processor of 0.1.0 refuses `handed_back`, and fails the attempt. So
+            # this version only reads that outcome, and sends the kind of the error in its place.
+            "outcome": Outcome.RETRY if self.outcome is Outcome.HANDED_BACK else self.outcome,
             "started_ms": self.started_ms,
             "finished_ms": self.finished_ms,
         }
@@ -135,23 +127,43 @@ class StageResult:
 
 def unwritable(result: StageResult, why: object) -> StageResult:
     """The permanent failure that takes the place of a result which cannot be written."""
-    error = Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {why}")
-    return _without_outcome(result, Outcome.FAIL, error)
-
-
-def handed_back(result: StageResult, why: str) -> StageResult:
-    """The hand-back that takes the place of a result which cannot be stored; it is not charged."""
-    return _without_outcome(result, Outcome.RETRY, Failure(kind=HANDED_BACK, message=why))
-
-
-def _without_outcome(result: StageResult, outcome: Outcome, error: Failure) -> StageResult:
     return StageResult(
         fence=result.fence,
-        outcome=outcome,
-        permanent=outcome is Outcome.FAIL,
-        error=error,
+        outcome=Outcome.FAIL,
+        permanent=True,
+        error=Failure(kind="Unwritable", message=f"the handler's outcome cannot be written: {why}"),
         started_ms=result.started_ms,
         finished_ms=result.finished_ms,
+    )
+
+
+def handed_back(
+    fence: Fence,
+    reason: str,
+    *,
+    no_handler: bool = False,
+    delay_ms: int | None = None,
+    started_ms: int = 0,
+    finished_ms: int = 0,
+) -> StageResult:
+    """The result of an attempt that was not run to an end; it is not charged.
+
+    Args:
+        fence: the attempt.
+        reason: for the task's history.
+        no_handler: whether the worker has no handler for the stage.
+        delay_ms: milliseconds until the task may be released; None is at once.
+        started_ms: when the handler began, milliseconds since 1970; 0 if it did not.
+        finished_ms: when the attempt ended.
+    """
+    return StageResult(
+        fence=fence,
+        outcome=Outcome.HANDED_BACK,
+        delay_ms=delay_ms,
+        no_handler=no_handler,
+        error=Failure(kind=NO_HANDLER if no_handler else HANDED_BACK, message=reason),
+        started_ms=started_ms,
+        finished_ms=finished_ms,
     )
 
 

@@ -11,12 +11,17 @@ from penstock.core.task import State, Transition, after
 
 
 class Outcome(StrEnum):
-    """How an attempt ended. Workers report all but `expired`, which the platform sets."""
+    """How an attempt ended. Workers report all but `expired`, which the platform sets.
+
+    With `handed_back` a worker returns an attempt that it has not run to an end. That counts
+    neither as a failure nor as a loss.
+    """
 
     NEXT = "next"
     DONE = "done"
     FAIL = "fail"
     RETRY = "retry"
+    HANDED_BACK = "handed_back"
     SPAWN = "spawn"
     WAIT = "wait"
     EXPIRED = "expired"
@@ -25,9 +30,8 @@ class Outcome(StrEnum):
 # The task waits for its children, or for an event.
 SUSPENDING = frozenset({Outcome.SPAWN, Outcome.WAIT})
 
-# The kind of the error with which a worker without the stage's handler hands an attempt back.
-NO_HANDLER = "NoHandler"
-# Its shortest delay: a worker that asks for none would take the task again at once, without end.
+# The shortest delay of an attempt that a worker without the stage's handler hands back: a worker
+# that asks for none would take the task again at once, without end.
 NO_HANDLER_DELAY_S = 0.25
 
 
@@ -110,10 +114,10 @@ def conclude(
         fence: the attempt that ended.
         outcome: how it ended.
         next_stage: with NEXT, the stage to enter.
-        delay_s: with NEXT and RETRY, the seconds that the handler asked for. With FAIL, those that
-            the stage has in place of the policy's delay; None leaves it to the policy.
+        delay_s: with NEXT, RETRY and HANDED_BACK, the seconds that the worker asks for. With FAIL,
+            those that the stage has in place of the policy's delay; None leaves it to the policy.
         permanent: with FAIL, whether the handler ruled out a retry.
-        counts: with FAIL and EXPIRED, the failures and losses before this one.
+        counts: with FAIL, HANDED_BACK and EXPIRED, the failures and losses before this one.
         policy: with FAIL and EXPIRED, the attempts there may be and their delays.
         max_losses: with EXPIRED, how many workers the stage may lose before its task is
             quarantined.
@@ -136,7 +140,7 @@ def conclude(
     if outcome is Outcome.DONE or outcome in SUSPENDING:
         ended = Transition.SUCCEEDED if outcome is Outcome.DONE else Transition.SUSPENDED
         return Conclusion(after(State.RUNNING, ended), fence.stage, fence.step, fence.attempt, 0.0, counts)
-    if outcome is Outcome.RETRY:
+    if outcome in (Outcome.RETRY, Outcome.HANDED_BACK):
         # A handler that asks for a retry, to poll a remote job for example, has not failed.
         return Conclusion(
             after(State.RUNNING, Transition.RETRIED),

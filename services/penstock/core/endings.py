@@ -88,12 +88,12 @@ class ExpiredAttempt(NamedTuple):
     conclusion: Conclusion
 
 
-def counts_failures(outcome: Outcome, *, handed_back: bool) -> bool:
+def counts_failures(outcome: Outcome) -> bool:
     """Whether the end of an attempt needs its task's retry state.
 
     An attempt that was handed back has not run, so its task keeps its failures and its losses.
     """
-    return outcome is Outcome.FAIL or handed_back
+    return outcome in (Outcome.FAIL, Outcome.HANDED_BACK)
 
 
 def conclude_result(
@@ -118,7 +118,7 @@ def conclude_result(
         delay_s: seconds that the handler or its stage asks for; None leaves them to the policy.
         permanent: with FAIL, whether the handler ruled out a retry.
         max_attempts: with FAIL, the stage's own limit of attempts; None is the state's.
-        no_handler: with RETRY, whether the worker had no handler for the stage.
+        no_handler: with HANDED_BACK, whether the worker had no handler for the stage.
         chance: random numbers from 0 to 1, for the jitter.
     """
     if no_handler and state is not None:

@@ -18,10 +18,9 @@ from aiohttp import ClientError, web
 from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import HANDED_BACK, RESULTS_PER_RECORD, Failure, StageResult, encode_results
+from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, handed_back
 from penstock.contracts.task_type import TaskType
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import Outcome
 from penstock.core.idle_backoff import IdleBackoff
 from penstock.core.task import IN_FLIGHT, State
 from penstock.errors import (
@@ -136,12 +135,12 @@ class WorkerRoutes:
 
     async def _return_tasks(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
         """Retries tasks that their worker never received at once, without counting a failure."""
-        failure = Failure(kind=HANDED_BACK, message="the worker disconnected before it received the task")
         log.info(
             "A worker disconnected before it received its tasks; they are retried",
             extra={"event": "tasks_returned", "worker": worker, "tasks": len(tasks)},
         )
-        results = [StageResult(fence=task.fence, outcome=Outcome.RETRY, error=failure) for task in tasks]
+        reason = "the worker disconnected before it received the task"
+        results = [handed_back(task.fence, reason) for task in tasks]
         try:
             await self._send(worker, [], results)
         except Unavailable as error:

@@ -6,7 +6,7 @@ import dataclasses
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import AWAY_MS, HANDED_BACK, Failure, StageResult
+from penstock.contracts.result import AWAY_MS, Failure, StageResult, handed_back
 from penstock.core.access import namespace_of
 from penstock.core.completion import Outcome
 from penstock.errors import CorruptObject, ObjectsUnavailable, TooLarge
@@ -37,8 +37,7 @@ async def with_inline_context(objects: ObjectStore, task: ReadyTask) -> ReadyTas
         # it.
         if await objects.answers():
             return _failed(task, error, permanent=False)
-        failure = Failure(kind=HANDED_BACK, message=str(error)[:2000])
-        return StageResult(fence=task.fence, outcome=Outcome.RETRY, delay_ms=AWAY_MS, error=failure)
+        return handed_back(task.fence, str(error)[:2000], delay_ms=AWAY_MS)
     return dataclasses.replace(task, context=context)
 
 

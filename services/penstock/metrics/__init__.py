@@ -145,7 +145,8 @@ STALLED_SECONDS = Metric(
 
 ATTEMPTS_ENDED = Metric(
     "penstock_attempts_ended_total",
-    "Attempts that have ended, by outcome (next, done, retry, fail or expired) and by the resulting state of the task.",
+    "Attempts that have ended, by outcome (next, done, fail, retry, handed_back, spawn, wait or "
+    "expired) and by the resulting state of the task.",
     ("outcome", "state"),
 )
 ATTEMPTS_UNHANDLED = Metric(

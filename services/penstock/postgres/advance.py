@@ -34,6 +34,7 @@ from penstock.settings import Platform
 _WORD = {
     Outcome.NEXT: "advanced",
     Outcome.RETRY: "retried",
+    Outcome.HANDED_BACK: "retried",
     Outcome.FAIL: "retried",
     Outcome.EXPIRED: "expired",
     Outcome.SPAWN: "suspended",
@@ -55,7 +56,7 @@ class Ending:
             wait).
         next_stage: the stage after waiting (spawn, wait).
         terms: of waiting (spawn, wait).
-        error: why, with fail, retry and expired.
+        error: why, with fail, retry, handed_back and expired.
         started_ms: when the handler began, milliseconds since 1970.
         finished_ms: when it ended.
     """

@@ -9,7 +9,6 @@ import asyncpg
 import orjson
 
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import NO_HANDLER
 from penstock.core.release_order import START, Head, level_of, position_in
 from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED, Ahead, Facts, FlowPriority
@@ -59,7 +58,7 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         attempt=row["attempt"],
         due_at=row["due_at"],
         error=f"{failure['kind']}: {failure['message']}" if failure else None,
-        unhandled=failure.get("message") if failure.get("kind") == NO_HANDLER else None,
+        unhandled=failure.get("message") if "unhandled_s" in failure else None,
         unhandled_s=failure.get("unhandled_s", 0.0),
         no_handler_s=row["no_handler_s"],
         pausing=row["pausing"],

@@ -241,7 +241,7 @@ class Committer:
         )
 
     async def _conclude(self, results: Collection[tuple[str, StageResult]]) -> list[Ending]:
-        counted = [r.fence.id for _, r in results if counts_failures(r.outcome, handed_back=r.handed_back)]
+        counted = [r.fence.id for _, r in results if counts_failures(r.outcome)]
         states = await retry_states(self._pool, counted) if counted else {}
         return [
             Ending.of(worker, result, states.get(result.fence.id), self._chance) for worker, result in results

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from penstock import metrics
-from penstock.core.completion import NO_HANDLER, Fence
+from penstock.core.completion import Fence
 from penstock.metrics import Sample
 from penstock.metrics.histogram import Histogram
 from penstock.postgres.advance import Ending
@@ -45,7 +45,7 @@ class Metrics:
             if ending.fence not in applied:
                 continue
             self.ended[ending.outcome, ending.conclusion.state] += 1
-            if ending.error is not None and ending.error.kind == NO_HANDLER:
+            if ending.conclusion.unhandled_s:
                 self.unhandled += 1
             if not ending.started_ms:
                 continue  # the worker reported no start

@@ -25,7 +25,7 @@ from penstock.contracts.result import Failure, StageResult, encode_results
 from penstock.contracts.task_type import TaskType
 from penstock.core.access import namespace_of
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import NO_HANDLER, SUSPENDING, Outcome
+from penstock.core.completion import SUSPENDING, Outcome
 from penstock.core.endings import (
     GOOD,
     ExpiredLease,
@@ -202,7 +202,7 @@ class Platform:
         for row in self.tasks.unfinished:
             if root_id != (row.id if row.flow is None else row.flow.root_id):
                 continue
-            if row.error is not None and row.error.kind == NO_HANDLER:
+            if row.error is not None and row.unhandled_s:
                 return f"task {row.id} cannot end: {row.error.message}"
             if len(row.attempts) >= MOST_ATTEMPTS:
                 return f"task {row.id} has had {MOST_ATTEMPTS:,} attempts, the last in {row.stage!r}"
@@ -302,8 +302,7 @@ class Platform:
             # A worker may run the attempt that the late result ends.
             self.revoke([self.tasks.get(fence.id).attempt_id])
             result = dataclasses.replace(result, fence=fence._replace(attempt=current))
-        counted = counts_failures(result.outcome, handed_back=result.handed_back)
-        state = self.tasks.retry_state(fence.id) if counted else None
+        state = self.tasks.retry_state(fence.id) if counts_failures(result.outcome) else None
         started = self.started.get(fence.attempt_id)
         ending = Ending.of(worker, result, state, self._chance)
         self._commit_ending(ending, started.at if started is not None and result.started_ms else None)

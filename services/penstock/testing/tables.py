@@ -238,6 +238,7 @@ class Tasks:
         row.state, row.pausing = state_after_attempt(state, pausing=pausing), False
         row.stage, row.step, row.attempt = conclusion.stage, conclusion.step, conclusion.attempt
         row.failures, row.losses = conclusion.counts
+        row.unhandled_s = conclusion.unhandled_s
         row.due_at = now + timedelta(seconds=conclusion.delay_s) if state is State.SCHEDULED else None
         if ending.outcome is Outcome.NEXT and ending.context is not None:
             row.context = ending.context

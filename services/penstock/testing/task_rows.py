@@ -58,6 +58,7 @@ class TaskRow:
     attempt: int = 0
     failures: int = 0
     losses: int = 0
+    unhandled_s: float = 0.0
     result: Context | None = None
     error: Failure | None = None
     key: str | None = None

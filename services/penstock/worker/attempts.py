@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
+from penstock.core.completion import Outcome
 from penstock.core.early_start import BacklogLimit
 from penstock.worker.heartbeat_sender import HeartbeatSender, HeartbeatTransport
 from penstock.worker.in_flight import InFlight
@@ -73,7 +74,8 @@ class Attempts:
         attempt_ids = [result.fence.attempt_id for result in results]
         # Slots of longer attempts do not become free within the horizon.
         quick = sum(
-            result.finished_ms - result.started_ms <= self._horizon_s * 1000 and not result.handed_back
+            result.finished_ms - result.started_ms <= self._horizon_s * 1000
+            and result.outcome is not Outcome.HANDED_BACK
             for result in results
         )
         self._backlog.add_ended(quick, time.monotonic())

@@ -19,8 +19,7 @@ from typing import Any, cast
 from penstock import forking, tracing
 from penstock.contracts.progress import Progress
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import AWAY_MS, HANDED_BACK, Failure, StageResult
-from penstock.core import completion
+from penstock.contracts.result import AWAY_MS, Failure, StageResult
 from penstock.core.attempt import AttemptId
 from penstock.core.retry import Backoff, StageRetries
 from penstock.errors import CorruptObject, ObjectsUnavailable
@@ -39,9 +38,9 @@ from penstock.worker.results import (
     failed,
     failure_of,
     make_failure,
-    make_result,
     message_of,
     now_ms,
+    returned_result,
     without_secrets,
 )
 from penstock.worker.typed_contexts import InvalidContext, Reader
@@ -226,8 +225,7 @@ class Execution:
             result = failed(ready, stage.retries, started_ms, failure_of(raised.error), permanent=permanent)
         except ObjectsUnavailable as error:
             # Not charged: the handler has not run.
-            failure = Failure(kind=HANDED_BACK, message=message_of(error))
-            result = make_result(ready, completion.Outcome.RETRY, started_ms, delay_ms=AWAY_MS, error=failure)
+            result = returned_result(ready, message_of(error), AWAY_MS, started_ms)
         except BaseException as error:  # noqa: BLE001 (the error is the handler's result)
             # The next attempt would have the same context.
             permanent = isinstance(error, (CorruptObject, InvalidContext, *stage.permanent))

@@ -20,7 +20,7 @@ from penstock.core.completion import Outcome
 from penstock.core.suspects import Isolation
 from penstock.worker.backlog import Backlog, Surplus
 from penstock.worker.execution import Execution
-from penstock.worker.metrics import CANCELLED, HANDED_BACK, AttemptCounts
+from penstock.worker.metrics import CANCELLED, AttemptCounts
 from penstock.worker.ports import Platform
 from penstock.worker.results import returned_result
 from penstock.worker.suspects import Suspects
@@ -238,7 +238,7 @@ class HandlerPool:
                     "traceback": result.error.traceback,
                 },
             )
-        self.counts.add(entry[1], HANDED_BACK if result.handed_back else result.outcome.value)
+        self.counts.add(entry[1], result.outcome.value)
         self._platform.add(result)
         if self._backlog.has_limits:
             self._backlog.end(entry[1], asyncio.get_running_loop().time())
@@ -322,8 +322,9 @@ class HandlerPool:
             self._look = loop.call_at(max(due_s, now_s + LOOK_S), self._return_stuck)
 
     def _hand_back(self, ready: ReadyTask, reason: str, delay_ms: int | None = None) -> None:
-        self.counts.add(ready, HANDED_BACK)
-        self._platform.add(returned_result(ready, reason, delay_ms))
+        result = returned_result(ready, reason, delay_ms)
+        self.counts.add(ready, result.outcome.value)
+        self._platform.add(result)
 
     def _return_surplus(self, surplus: Iterable[Surplus]) -> None:
         """Hands back attempts whose stage is at its limit, each with its delay."""

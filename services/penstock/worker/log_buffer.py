@@ -424,7 +424,7 @@ class RunLog:
         if result.outcome is Outcome.FAIL and result.error is not None:
             failure = f"{result.error.kind}: {result.error.message}"
             self.add(logging.ERROR, PLATFORM_SOURCE, (result.error.traceback or failure).rstrip())
-        self.end("handed_back" if result.handed_back else result.outcome.value)
+        self.end(result.outcome.value)
 
 
 def _now_ms() -> int:

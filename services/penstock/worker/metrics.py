@@ -33,8 +33,7 @@ NAME = "worker"
 # The stage of attempts for which the worker has no handler: tasks may name any number of stages.
 NO_STAGE = ""
 
-# Outcomes of attempts that have none of a handler.
-HANDED_BACK = "handed_back"
+# Dropped attempts have no outcome, and are counted under this label.
 CANCELLED = "cancelled"
 
 Stage = tuple[str, str]

@@ -13,8 +13,7 @@ import time
 from collections.abc import Collection
 
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import Failure, StageResult
-from penstock.core.completion import NO_HANDLER, Outcome
+from penstock.contracts.result import StageResult, handed_back
 from penstock.core.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -78,10 +77,10 @@ class MissingHandlers:
             )
         # Attempts that neither failed nor lost their worker: an upper bound of those handed back.
         before = max(0, ready.fence.attempt - ready.tries)
-        return StageResult(
-            fence=ready.fence,
-            outcome=Outcome.RETRY,
+        return handed_back(
+            ready.fence,
+            reason,
+            no_handler=True,
             delay_ms=round(BACKOFF.delay_s(before + 1, random.random()) * 1000),  # noqa: S311 (no secret)
-            error=Failure(kind=NO_HANDLER, message=reason),
             finished_ms=time.time_ns() // 1_000_000,
         )

@@ -159,7 +159,10 @@ class ResultSender:
                 extra={"event": "unstored_results_returned", "results": len(self._waiting)},
             )
             for result in self._waiting.values():
-                self._results.add(handed_back(result, UNSTORED_REASON))
+                began_ms, ended_ms = result.started_ms, result.finished_ms
+                self._results.add(
+                    handed_back(result.fence, UNSTORED_REASON, started_ms=began_ms, finished_ms=ended_ms)
+                )
         await self._results.wait_idle()
         await self._ended.wait_idle()
 

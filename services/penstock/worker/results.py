@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import HANDED_BACK, Failure, StageResult
+from penstock.contracts.result import Failure, StageResult, handed_back
 from penstock.core import completion
 from penstock.core.access import namespace_of
 from penstock.core.retry import StageRetries
@@ -91,16 +91,20 @@ def _stage_name(outcome: str, name: Any) -> str:
     return str.__str__(name)
 
 
-def returned_result(ready: ReadyTask, reason: str, delay_ms: int | None = None) -> StageResult:
+def returned_result(
+    ready: ReadyTask, reason: str, delay_ms: int | None = None, started_ms: int | None = None
+) -> StageResult:
     """The result of a claimed attempt that did not end.
 
     Args:
         ready: the attempt.
         reason: for the task's history.
         delay_ms: milliseconds until the next attempt can start; None is at once.
+        started_ms: when the attempt began, milliseconds since 1970; None is now.
     """
-    failure = Failure(kind=HANDED_BACK, message=reason)
-    return make_result(ready, completion.Outcome.RETRY, now_ms(), error=failure, delay_ms=delay_ms)
+    now = now_ms()
+    began_ms = now if started_ms is None else started_ms
+    return handed_back(ready.fence, reason, delay_ms=delay_ms, started_ms=began_ms, finished_ms=now)
 
 
 def make_result(ready: ReadyTask, outcome: completion.Outcome, started_ms: int, **fields: Any) -> StageResult:

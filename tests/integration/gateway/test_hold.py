@@ -310,7 +310,7 @@ async def test_only_tasks_with_large_contexts_wait_for_the_object_store(
         assert held == [4]
         [record] = await records(kafka, STAGE_RESULTS.name, 1)
         _, [result], _ = decode_results(record.value)
-        assert (result.fence.id, result.handed_back) == (2, True)
+        assert (result.fence.id, result.outcome) == (2, Outcome.HANDED_BACK)
         assert result.delay_ms
 
 
@@ -449,7 +449,7 @@ async def test_results_are_accepted_entry_by_entry(gateway: Caller, kafka: Kafka
         return {"id": ids[number - 1], "step": 0, "stage": "probe", "attempt": 0, **more}
 
     # The gateway accepts progress only for existing attempts.
-    submitted = await gateway.post("/tasks", [{"type": "media", "stage": "probe"}] * 8)
+    submitted = await gateway.post("/tasks", [{"type": "media", "stage": "probe"}] * 9)
     ids += [task["id"] for task in submitted.body["tasks"]]
     unknown = ids[-1] + 1
     await gateway.post(f"/tasks/{ids[6]}/cancel")
@@ -476,25 +476,37 @@ async def test_results_are_accepted_entry_by_entry(gateway: Caller, kafka: Kafka
                 entry(7, outcome="progress"),
                 entry(8, outcome="progress"),
                 {**entry(1), "id": unknown, "outcome": "progress"},
+                entry(9, outcome="handed_back", no_handler=True, error={"kind": "any", "message": "m"}),
+                entry(9, outcome="handed_back"),
             ],
         },
     )
     assert answer.status == 200
-    assert answer.body["received"] == answer.body["accepted"] == 3
+    assert answer.body["received"] == answer.body["accepted"] == 4
     reasons = {7: "cancelled", 8: "taken over", 9: "over"}
     assert answer.body["gone"] == [{"index": index, "why": why} for index, why in reasons.items()]
     found = {r["index"]: r["errors"][0]["pointer"] for r in answer.body["rejected"]}
-    assert found == {1: "/results/1", 4: "/results/4", 5: "/results/5/context", 6: "/results/6"}
+    assert found == {
+        1: "/results/1",
+        4: "/results/4",
+        5: "/results/5/context",
+        6: "/results/6",
+        11: "/results/11",
+    }
     [record] = await records(kafka, STAGE_RESULTS.name, 1)
     worker, results, faults = decode_results(record.value)
     assert (worker, faults) == ("w-1", [])
-    assert [(r.fence.id, r.outcome) for r in results] == [(ids[0], "next"), (ids[2], "done")]
+    assert [(r.fence.id, r.outcome, r.no_handler) for r in results] == [
+        (ids[0], "next", False),
+        (ids[2], "done", False),
+        (ids[8], "handed_back", True),
+    ]
     assert results[1].context is not None
     assert results[1].context.ref is not None
     heartbeats = [decode_heartbeat(r.value)[0] for r in await records(kafka, HEARTBEATS.name, 2)]
     assert [(s.kind, s.lease_ms, s.tasks) for s in heartbeats] == [
         ("beat", 1234, [(ids[3], 0, 0)]),
-        ("release", 0, [(ids[0], 0, 0), (ids[2], 0, 0)]),
+        ("release", 0, [(ids[number], 0, 0) for number in (0, 2, 8)]),
     ]
 
 

@@ -13,9 +13,9 @@ from tests.support.services import read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
-from penstock.contracts.result import HANDED_BACK, Failure, StageResult, encode_results
+from penstock.contracts.result import Failure, StageResult, encode_results, handed_back
 from penstock.contracts.submission import Submission
-from penstock.core.completion import NO_HANDLER, Outcome, conclude
+from penstock.core.completion import Outcome, conclude
 from penstock.core.retry import RetryPolicy
 from penstock.postgres import advance, release, tasks, types
 from penstock.postgres.session import open_session
@@ -173,20 +173,20 @@ async def test_a_failure_is_retried_by_policy_and_then_fails_the_task(settings, 
     assert orjson.loads(found["attempts"][0]["error"])["traceback"].startswith("Traceback")
 
 
-@pytest.mark.parametrize("kind", [HANDED_BACK, NO_HANDLER])
-async def test_an_attempt_that_is_handed_back_keeps_what_its_stage_has_lost(settings, pool, kind):
+@pytest.mark.parametrize("no_handler", [False, True])
+async def test_an_attempt_that_is_handed_back_keeps_what_its_stage_has_lost(settings, pool, no_handler):
     """W1, W8: handing an attempt back, as a worker does that stops, is full, or has no handler for
     the stage, counts for nothing. The stage keeps its failures and its losses, so that a suspect
     stays one. It starts again at once; for a missing handler, after a moment."""
     [fence] = await submit_and_release(pool, settings)
     await pool.execute("UPDATE task SET failures = 2, losses = 1 WHERE id = $1", fence.id)
-    returned = Failure(kind=kind, message="the worker is stopping")
     async with running_service(create_app(settings)):
-        await send_results(settings, result(fence, Outcome.RETRY, error=returned))
+        await send_results(settings, handed_back(fence, "the worker is stopping", no_handler=no_handler))
         found = await in_state(pool, fence, "scheduled")
     assert (found["attempt"], found["failures"], found["losses"]) == (1, 2, 1)
     delay_s = (found["due_at"] - found["updated_at"]).total_seconds() if found["due_at"] else 0
-    assert delay_s == (0.25 if kind == NO_HANDLER else 0), "without a back-off"
+    assert delay_s == (0.25 if no_handler else 0), "without a back-off"
+    assert [a["outcome"] for a in found["attempts"]] == ["handed_back"]
 
 
 async def test_a_stage_that_no_worker_handles_fails_its_task_after_the_bound_of_its_type(settings, pool):
@@ -194,18 +194,19 @@ async def test_a_stage_that_no_worker_handles_fails_its_task_after_the_bound_of_
     they reach `no_handler_s`. An attempt that a worker has run begins again at 0."""
     lost, run = await submit_and_release(pool, settings, 2)
     await pool.execute("UPDATE task_type SET no_handler_s = 30")
-    missing = Failure(kind=NO_HANDLER, message="this worker has no handler for stage 'nosuch' of t")
+    missing = "this worker has no handler for stage 'nosuch' of t"
     counted = []
     async with running_service(create_app(settings)):
         for attempt in range(3):
             fences = [fence._replace(attempt=attempt) for fence in (lost, run)]
-            other = Failure(kind="RetryAfter", message="not yet") if attempt == 1 else missing
-            await pool.execute("UPDATE task SET state = 'queued' WHERE state = 'scheduled'")
-            await send_results(
-                settings,
-                result(fences[0], Outcome.RETRY, error=missing, delay_ms=20_000),
-                result(fences[1], Outcome.RETRY, error=other, delay_ms=20_000),
+            unhandled, other = (
+                handed_back(fence, missing, no_handler=True, delay_ms=20_000) for fence in fences
             )
+            if attempt == 1:
+                asked = Failure(kind="RetryAfter", message="not yet")
+                other = result(fences[1], Outcome.RETRY, error=asked, delay_ms=20_000)
+            await pool.execute("UPDATE task SET state = 'queued' WHERE state = 'scheduled'")
+            await send_results(settings, unhandled, other)
             state = "failed" if attempt == 2 else "scheduled"
             error = orjson.loads((await in_state(pool, fences[0], state))["error"])
             counted.append((error["unhandled_s"], error["message"].startswith("no worker with a handler")))

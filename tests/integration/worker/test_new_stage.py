@@ -56,7 +56,7 @@ async def test_a_rolling_upgrade_that_adds_a_stage_fails_no_task(
         await old.enter_async_context(running_service(make_worker(system, upgraded=False, **where).serve))
         submissions = [Submission(type="t", context=Context.encode(n)) for n in range(TASKS)]
         await tasks.submit(pool, submissions)
-        handed_back = "SELECT count(DISTINCT task_id) FROM attempt WHERE outcome = 'retry'"
+        handed_back = "SELECT count(DISTINCT task_id) FROM attempt WHERE outcome = 'handed_back'"
 
         async def all_handed_back():
             return await pool.fetchval(handed_back) == TASKS

@@ -134,4 +134,4 @@ async def test_a_worker_of_limited_stages_takes_what_it_can_run(system):
         await system.become(succeeded=40)
     assert most == 2
     # How many will soon have a slot is an estimate.
-    assert await system.pool.fetchval("SELECT count(*) FROM attempt WHERE outcome = 'retry'") < 20
+    assert await system.pool.fetchval("SELECT count(*) FROM attempt WHERE outcome = 'handed_back'") < 20

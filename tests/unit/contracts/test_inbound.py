@@ -15,7 +15,7 @@ from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.event import Callback, Event
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.rejected import encode_rejection, rejection_key
-from penstock.contracts.result import StageResult, encode_results
+from penstock.contracts.result import StageResult, encode_results, handed_back
 from penstock.contracts.revocation import Revocation
 from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
@@ -27,7 +27,19 @@ from penstock.errors import Invalid, InvalidRecord, TooLarge
 TEXTS = st.one_of(
     st.text(st.characters(codec=None), max_size=12),
     st.sampled_from(
-        ["\0", "\ud800", "a\0b", "", "w", "done", "next", "bytes", "x" * 10_001, "http://x/\u6f22" * 300]
+        [
+            "\0",
+            "\ud800",
+            "a\0b",
+            "",
+            "w",
+            "done",
+            "next",
+            "handed_back",
+            "bytes",
+            "x" * 10_001,
+            "http://x/\u6f22" * 300,
+        ]
     ),
 )
 NUMBERS = st.one_of(
@@ -72,6 +84,7 @@ FIELDS = {
     "context": st.one_of(VALUES, st.sampled_from(sorted(LARGE))),
     "context_ref": REFERENCES,
     "delay_ms": NUMBERS,
+    "no_handler": VALUES,
     "permanent": VALUES,
     "max_attempts": NUMBERS,
     "error": st.one_of(VALUES, st.fixed_dictionaries({"kind": TEXTS, "message": TEXTS, "traceback": TEXTS})),
@@ -134,6 +147,29 @@ def test_a_hostile_result_does_not_affect_its_neighbours(fields, raw, place):
         assert len(encode_results("w", [result])) < 1_000_000
         if result.context is not None and result.context.ref is None:
             assert result.context.size <= 4096
+
+
+@pytest.mark.parametrize("no_handler", [False, True])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_both_forms_of_a_hand_back_are_read_alike(no_handler, by_name):
+    """T5, T6: workers may name the outcome. This version sends the form that 0.1.0 reads, because
+    its gateways and stage processors would fail the attempt otherwise."""
+    result = handed_back(Fence(1, 0, "a", 0), "busy", no_handler=no_handler, delay_ms=500)
+    wire = result.to_wire()
+    kind = "NoHandler" if no_handler else "HandedBack"
+    assert (wire["outcome"], wire["error"]) == ("retry", {"kind": kind, "message": "busy"})
+    if by_name:
+        error = {"kind": "any", "message": "busy"}
+        wire |= {"outcome": "handed_back", "error": error, **({"no_handler": True} if no_handler else {})}
+    record = orjson.dumps({"worker": "w", "results": [wire]})
+    assert inbound.decode_results(record) == ("w", [result], [])
+
+
+def test_only_an_attempt_that_is_handed_back_lacks_a_handler():
+    """O6: beside another outcome the field has no effect, so a failure is charged."""
+    wire = {**BASE, "outcome": "fail", "no_handler": True, "error": {"kind": "NoHandler", "message": "m"}}
+    result = inbound.read_result(wire)
+    assert (result.outcome, result.no_handler) == (Outcome.FAIL, False)
 
 
 def encode_rejection_of(fault, part):

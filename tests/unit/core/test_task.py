@@ -60,9 +60,11 @@ def test_next_starts_a_new_step_without_failures():
     assert conclusion.counts == FailureCounts(0, 0)
 
 
-def test_a_requested_retry_is_no_failure():
-    """T3: a handler that polls a remote job may retry without a limit."""
-    conclusion = conclude(FENCE, Outcome.RETRY, delay_s=5, counts=FailureCounts(1, 1))
+@pytest.mark.parametrize("outcome", [Outcome.RETRY, Outcome.HANDED_BACK])
+def test_a_requested_retry_is_no_failure(outcome):
+    """T3, W1: a handler that polls a remote job may retry without a limit, and a worker may hand an
+    attempt back."""
+    conclusion = conclude(FENCE, outcome, delay_s=5, counts=FailureCounts(1, 1))
     assert (conclusion.state, conclusion.attempt, conclusion.delay_s, conclusion.counts) == (
         State.SCHEDULED,
         3,

@@ -45,7 +45,7 @@ async def test_an_attempt_that_cannot_read_its_context_is_handed_back(store, fol
 
     folder.rename(folder.with_name("away"))
     found = await execution(store, handler).run(ready, lambda _result: None)
-    assert found.handed_back
+    assert found.outcome is Outcome.HANDED_BACK
     assert "the object store is away" in found.error.message
     assert found.delay_ms > 0
     assert not ran

@@ -202,14 +202,14 @@ async def test_a_thread_that_never_returns_is_abandoned_and_its_permit_freed():
 
 
 async def test_a_stage_without_handler_is_handed_back(caplog):
-    """O6: an unknown stage is retried without a failure, after a delay that grows and is bounded.
+    """O6: an unknown stage is handed back, after a delay that grows and is bounded.
     The error lists the stages of the worker, and the log has each stage once."""
     runs = Execution({("t", "s"): Stage(print, 5, None)}, None, 1)
 
     async def delay_s(attempt, tries=0):
         unknown = ReadyTask(Fence(1, 0, "other", attempt), "t", Context.encode(None), 1000, tries)
         found = await runs.run(unknown, nobody_is_abandoned)
-        assert (found.outcome, found.error.kind) == (Outcome.RETRY, "NoHandler")
+        assert (found.outcome, found.no_handler) == (Outcome.HANDED_BACK, True)
         assert "'other' of t; it has: s" in found.error.message
         return found.delay_ms / 1000
 

@@ -283,7 +283,7 @@ async def test_a_drain_ends_when_it_is_hurried():
     hurry.set()
     await draining
     [result] = reported
-    assert (result.fence, result.outcome) == (READY.fence, Outcome.RETRY)
+    assert (result.fence, result.outcome) == (READY.fence, Outcome.HANDED_BACK)
 
 
 async def test_a_failed_attempt_is_logged(caplog):

@@ -146,7 +146,7 @@ async def test_a_stopping_worker_hands_unstored_results_back(over_http: bool, ca
     await rig.claim("large", 1)
     rig.end(1, context=LARGE)
     await rig.sender.wait_sent(0.05)
-    assert rig.sent[1].handed_back
+    assert rig.sent[1].outcome is Outcome.HANDED_BACK
     assert rig.sent[1].context is None
     assert len(rig.in_flight) == 0
     assert [record.event for record in caplog.records if hasattr(record, "results")] == [

@@ -8,7 +8,6 @@ from tests.support.worker_platform import RecordingPlatform
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import HANDED_BACK
 from penstock.core.completion import Fence, Outcome
 from penstock.core.suspects import Isolation
 from penstock.core.task import Priority
@@ -57,9 +56,7 @@ class Rig:
 
     @property
     def handed_back(self):
-        back = [result for result in self.results if result.handed_back]
-        assert all(result.error.kind == HANDED_BACK for result in back)
-        return {result.fence.id: result for result in back}
+        return {result.fence.id: result for result in self.results if result.outcome is Outcome.HANDED_BACK}
 
 
 @pytest.fixture

@@ -49,29 +49,6 @@ BEGIN
     RETURN NULL;
 END $$;
 
-CREATE FUNCTION penstock.announce_ends() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'penstock', 'pg_temp'
-    AS $$
-BEGIN
-    IF NOT EXISTS (SELECT FROM penstock.end_listener WHERE until > clock_timestamp()) THEN
-        RETURN NULL;
-    END IF;
-    IF TG_LEVEL = 'ROW' THEN
-        PERFORM pg_notify('penstock_ended', NEW.id::text);
-        RETURN NULL;
-    END IF;
-    PERFORM pg_notify('penstock_ended', string_agg(id::text, ' '))
-    FROM (
-        SELECT n.id, (row_number() OVER () - 1) / 350 AS part
-        FROM new_tasks n JOIN old_tasks o ON o.id = n.id
-        WHERE n.state IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-          AND o.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-    ) AS ended
-    GROUP BY part;
-    RETURN NULL;
-END $$;
-
 CREATE FUNCTION penstock.announce_flow_ends() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
     SET search_path TO 'penstock', 'pg_temp'
@@ -87,6 +64,55 @@ BEGIN
         WHERE n.status <> 'running' AND o.status = 'running'
     ) AS ended
     GROUP BY part;
+    RETURN NULL;
+END $$;
+
+CREATE FUNCTION penstock.apply_ends() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'penstock', 'pg_temp'
+    AS $$
+DECLARE
+    notified integer;
+BEGIN
+    -- Most statements end no task, and do not pay for the join.
+    IF NOT EXISTS (SELECT FROM new_tasks WHERE state IN ('succeeded', 'failed', 'cancelled', 'quarantined')) THEN
+        RETURN NULL;
+    END IF;
+    -- The tasks that ended in this statement. A late result may move a task from one final state to
+    -- another, which is no second end. Not materialized: each effect then joins only the tasks that
+    -- it needs, so that tasks without flows, limits and waiting requests cost no join.
+    WITH ended AS NOT MATERIALIZED (
+        SELECT n.*, o.state AS from_state
+        FROM new_tasks n JOIN old_tasks o ON o.id = n.id
+        WHERE n.state IN ('succeeded', 'failed', 'cancelled', 'quarantined')
+          AND o.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
+    ), inbox AS (
+        INSERT INTO penstock.flow_inbox (root_id, flow_id, kind, node, generation, item, state, task_id)
+        SELECT flow_root_id, flow_id, 'task', flow_node, flow_generation, flow_item, state, id
+        FROM ended WHERE flow_id IS NOT NULL
+        UNION ALL
+        -- The children of a task that waits end with it. Not a join, which would read all flows:
+        -- our sessions have no nested loops.
+        SELECT f.root_id, f.id, 'cancel', NULL, NULL, NULL, NULL, NULL
+        FROM ended e
+        CROSS JOIN LATERAL (
+            SELECT root_id, id, status FROM penstock.flow WHERE task_id = e.id OFFSET 0
+        ) AS f
+        WHERE e.from_state = 'waiting' AND f.status = 'running'
+        RETURNING shard
+    ), notification (channel, payload) AS (
+        SELECT 'penstock_flows', shard::text FROM inbox
+        UNION
+        -- In a type with limits, a task that ended makes room for another.
+        SELECT 'penstock_ready', type FROM ended WHERE tracked
+        UNION
+        -- A payload has at most 8,000 bytes.
+        SELECT 'penstock_ended', string_agg(id::text, ' ')
+        FROM (SELECT id, (row_number() OVER () - 1) / 350 AS part FROM ended) AS parts
+        WHERE EXISTS (SELECT FROM penstock.end_listener WHERE until > clock_timestamp())
+        GROUP BY part
+    )
+    SELECT count(pg_notify(channel, payload)) INTO notified FROM notification;
     RETURN NULL;
 END $$;
 
@@ -136,38 +162,6 @@ BEGIN
     ) AS c
     WHERE counted IS NOT NULL
     GROUP BY type, stage, level, counted HAVING sum(tasks) <> 0;
-    RETURN NULL;
-END $$;
-
-CREATE FUNCTION penstock.end_in_flow() RETURNS trigger
-    LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path TO 'penstock', 'pg_temp'
-    AS $$
-DECLARE
-    shards integer;
-BEGIN
-    WITH noted AS (
-        INSERT INTO penstock.flow_inbox (root_id, flow_id, kind, node, generation, item, state, task_id)
-        SELECT n.flow_root_id, n.flow_id, 'task', n.flow_node, n.flow_generation, n.flow_item, n.state, n.id
-        FROM new_tasks n JOIN old_tasks o ON o.id = n.id
-        WHERE n.flow_id IS NOT NULL
-          AND n.state IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-          AND o.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-        RETURNING shard
-    )
-    SELECT count(pg_notify('penstock_flows', shard::text)) INTO shards FROM (SELECT DISTINCT shard FROM noted) AS n;
-    -- The children of a task that waits end with it.
-    IF EXISTS (SELECT FROM old_tasks WHERE state = 'waiting') THEN
-        WITH noted AS (
-            INSERT INTO penstock.flow_inbox (root_id, flow_id, kind)
-            SELECT f.root_id, f.id, 'cancel'
-            FROM old_tasks o JOIN new_tasks n ON n.id = o.id JOIN penstock.flow f ON f.task_id = o.id
-            WHERE o.state = 'waiting' AND f.status = 'running'
-              AND n.state IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-            RETURNING shard
-        )
-        SELECT count(pg_notify('penstock_flows', shard::text)) INTO shards FROM (SELECT DISTINCT shard FROM noted) AS n;
-    END IF;
     RETURN NULL;
 END $$;
 
@@ -1597,9 +1591,7 @@ CREATE TRIGGER release_ids BEFORE INSERT ON penstock.release FOR EACH STATEMENT 
 
 CREATE TRIGGER task_deleted AFTER DELETE ON penstock.task REFERENCING OLD TABLE AS old_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.count_deleted();
 
-CREATE TRIGGER task_end_announced AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS old_tasks NEW TABLE AS new_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.announce_ends();
-
-CREATE TRIGGER task_flow_ended AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS old_tasks NEW TABLE AS new_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.end_in_flow();
+CREATE TRIGGER task_ended AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS old_tasks NEW TABLE AS new_tasks FOR EACH STATEMENT EXECUTE FUNCTION penstock.apply_ends();
 
 CREATE TRIGGER task_ids BEFORE INSERT ON penstock.task FOR EACH STATEMENT EXECUTE FUNCTION penstock.advance_ids('penstock.task_id_seq');
 

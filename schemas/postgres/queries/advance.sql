@@ -99,8 +99,9 @@ WITH input AS (
 ), woken AS (
     SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)
     FROM (SELECT DISTINCT type, state FROM moved WHERE state IN ('ready', 'scheduled')
-          -- In a type with limits, a task that ended makes room for another.
-          UNION SELECT type, 'ready' FROM moved WHERE tracked) AS types
+          -- In a type with limits, a task that is set aside makes room for another, as one that
+          -- ended does (trigger `task_ended`).
+          UNION SELECT type, 'ready' FROM moved WHERE tracked AND state IN ('scheduled', 'waiting', 'paused')) AS types
 )
 SELECT id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at, traceparent,
        from_step, from_stage, from_attempt, flow, NULL::bigint[] AS locked

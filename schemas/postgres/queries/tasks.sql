@@ -126,26 +126,18 @@ SELECT id FROM task WHERE id = ANY ($1::bigint[]);
 SELECT id FROM task WHERE id = ANY ($1::bigint[]) AND type = ANY ($2::text[]);
 
 -- name: cancel
--- Returns the tasks that this call cancelled, without those that were final already. Where their
--- types have limits, the cancellation makes room, so task-sync is notified.
+-- Returns the tasks that this call cancelled, without those that were final already.
 WITH locked AS MATERIALIZED (
     SELECT id FROM task WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE
-), cancelled AS (
-    UPDATE task
-    SET state = 'cancelled', updated_at = now(), finished_at = now(), due_at = NULL, lease_partition = NULL,
-        lease_ms = NULL,
-        max_attempts = NULL,
-        pausing = false
-    WHERE id = ANY (ARRAY(SELECT id FROM locked))
-      AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-    RETURNING id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at,
-              traceparent, tracked,
-              CASE WHEN flow_id IS NOT NULL
-                   THEN json_build_object('id', flow_id, 'node', flow_node, 'generation', flow_generation,
-                                          'item', flow_item)::text END AS flow
-), woken AS (
-    SELECT pg_notify('penstock_ready', type) FROM (SELECT DISTINCT type FROM cancelled WHERE tracked) AS types
 )
-SELECT id, type, state, stage, step, attempt, priority, idempotency_key, labels, callbacks, events, updated_at, traceparent,
-       flow
-FROM cancelled, (SELECT count(*) FROM woken) AS w;
+UPDATE task
+SET state = 'cancelled', updated_at = now(), finished_at = now(), due_at = NULL, lease_partition = NULL,
+    lease_ms = NULL,
+    max_attempts = NULL,
+    pausing = false
+WHERE id = ANY (ARRAY(SELECT id FROM locked))
+  AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
+RETURNING id, type, state, stage, step, attempt, idempotency_key, labels, callbacks, events, updated_at, traceparent,
+          CASE WHEN flow_id IS NOT NULL
+               THEN json_build_object('id', flow_id, 'node', flow_node, 'generation', flow_generation,
+                                      'item', flow_item)::text END AS flow;

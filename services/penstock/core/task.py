@@ -9,6 +9,13 @@
     scheduled · ready · queued ─paused▶ paused ─resumed▶ ready · scheduled, by the delay left
                        running ─paused▶ running, and paused at the end of its stage
 
+    scheduled · ready · paused · failed · quarantined ─accepted late▶ running
+
+A late result is of an attempt that expired. While its stage is unfinished, the attempt is `running`
+again for the statement that ends it. A task that is `paused` is paused again at the end of its
+stage. The stage of a task that is `failed` or `quarantined` is unfinished if its last attempt
+expired.
+
 A result may find its task still `queued`, because a short claim is never written to PostgreSQL (see
 `penstock.heartbeats`). So every transition out of `running` is also one out of `queued`.
 """
@@ -54,6 +61,7 @@ class Transition(StrEnum):
     RESUMED = "resumed"
     QUARANTINED = "quarantined"
     RECOVERED = "recovered"
+    ACCEPTED_LATE = "accepted_late"
 
 
 class Priority(IntEnum):
@@ -104,6 +112,11 @@ TRANSITIONS: dict[tuple[State, Transition], State] = {
     (State.RUNNING, Transition.RESUMED): State.RUNNING,
     **{(state, Transition.CANCELLED): State.CANCELLED for state in _OPEN},
     **{(state, Transition.RECOVERED): State.READY for state in (State.FAILED, State.QUARANTINED)},
+    # Then the result ends the attempt, by a transition out of `running`.
+    **{
+        (state, Transition.ACCEPTED_LATE): State.RUNNING
+        for state in frozenset(State) - {State.WAITING, State.SUCCEEDED, State.CANCELLED}
+    },
 }
 
 

@@ -216,7 +216,7 @@ async def _enqueue(
     return await enqueue(
         connection,
         [
-            PendingEvent(end_event(row, ending), row["callbacks"], row["events"], row["traceparent"])
+            end_event(row, ending)
             for row, ending in zip(rows, ended, strict=True)
             if row["events"] == "all" or row["state"] in FINAL or row["callbacks"]
         ],
@@ -316,17 +316,7 @@ async def cancel_within(
     """
     rows = await connection.fetch(query("tasks.cancel"), list(ids))
     outbox = await enqueue(
-        connection,
-        [
-            PendingEvent(
-                transition_event(row, State.CANCELLED.value, {}),
-                row["callbacks"],
-                row["events"],
-                row["traceparent"],
-            )
-            for row in rows
-        ],
-        source,
+        connection, [transition_event(row, State.CANCELLED.value, {}) for row in rows], source
     )
     if rows:
         outbox.revocation = Revocation(
@@ -335,7 +325,7 @@ async def cancel_within(
     return [row["id"] for row in rows], outbox
 
 
-def end_event(row: Mapping[str, Any] | asyncpg.Record, ending: Ending) -> Event:
+def end_event(row: Mapping[str, Any] | asyncpg.Record, ending: Ending) -> PendingEvent:
     """The event of an attempt's end, from the row of its task after it."""
     detail: dict[str, Any] = {}
     if ending.outcome is Outcome.DONE and ending.context is not None:
@@ -348,8 +338,8 @@ def end_event(row: Mapping[str, Any] | asyncpg.Record, ending: Ending) -> Event:
 
 def transition_event(
     row: Mapping[str, Any] | asyncpg.Record, word: str, detail: Mapping[str, Any], ended: Fence | None = None
-) -> Event:
-    """The event of a task's transition, from its row after it.
+) -> PendingEvent:
+    """The event of a task's transition, from its row after it, as the outbox takes it.
 
     Args:
         row: of the task.
@@ -359,7 +349,7 @@ def transition_event(
     """
     # The id contains the attempt that ended, so each transition has its own.
     step, attempt = (ended.step, ended.attempt) if ended else (row["step"], row["attempt"])
-    return Event(
+    event = Event(
         id=f"{row['id']}-{step}-{attempt}-{word}",
         name=f"task.{word}",
         at=row["updated_at"],
@@ -376,6 +366,7 @@ def transition_event(
         },
         detail=detail,
     )
+    return PendingEvent(event, row["callbacks"], row["events"], row["traceparent"])
 
 
 def _columns(endings: Sequence[Ending]) -> dict[str, list[Any] | None]:

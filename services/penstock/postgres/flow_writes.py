@@ -228,10 +228,7 @@ async def wake(connection: Any, wakes: Sequence[Wake]) -> list[PendingEvent]:
         context=[each.context.data for each in wakes],
         context_ref=[encode_ref(each.context.ref) for each in wakes],
     )
-    return [
-        PendingEvent(transition_event(row, "woken", {}), row["callbacks"], row["events"], row["traceparent"])
-        for row in rows
-    ]
+    return [transition_event(row, "woken", {}) for row in rows]
 
 
 async def write_limits(connection: Any, limits: Sequence[NewLimit]) -> None:

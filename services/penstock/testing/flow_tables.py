@@ -104,7 +104,7 @@ class FlowTables:
         self.note(root_id=flow["root_id"], flow_id=flow["id"], kind="began")
 
     def end_task(self, row: TaskRow, before: State) -> None:
-        """Reports the end of a task to its flow, and ends its children (trigger `end_in_flow`)."""
+        """Reports the end of a task to its flow, and ends its children (trigger `task_ended`)."""
         place = row.flow
         if place is not None:
             self.note(

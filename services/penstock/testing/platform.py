@@ -35,7 +35,7 @@ from penstock.core.endings import (
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.postgres import documents
 from penstock.postgres.advance import Ending, cancel_within, end_event
-from penstock.postgres.outbox import PendingEvent, enqueue
+from penstock.postgres.outbox import enqueue
 from penstock.submission import TaskKind
 from penstock.testing.clock import Clock
 from penstock.testing.flows import Flows, at_once
@@ -312,8 +312,7 @@ class Platform:
         row = self.tasks.end(ending, started_at)
         if ending.outcome in SUSPENDING:
             self.flows.tables.suspend(row, ending)
-        pending = PendingEvent(end_event(columns_of(row), ending), row.callbacks, row.events, None)
-        self._publish(at_once(enqueue(self.flows.connection, [pending])))
+        self._publish(at_once(enqueue(self.flows.connection, [end_event(columns_of(row), ending)])))
 
     def _beat(self) -> None:
         """Heartbeats of all workers but those that are lost or cut off."""

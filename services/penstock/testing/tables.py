@@ -31,8 +31,6 @@ from penstock.testing.clock import Clock
 from penstock.testing.database import Row
 from penstock.testing.task_rows import FlowPlace, TaskRow, encode_error
 
-# A late result may end an attempt that has not begun.
-_LATE = frozenset({State.SCHEDULED, State.READY, State.PAUSED, *IN_FLIGHT})
 _WITH_ERROR = frozenset({State.FAILED, State.SCHEDULED, State.QUARANTINED})
 
 
@@ -219,12 +217,14 @@ class Tasks:
         by_attempt = {each["attempt"]: each["outcome"] for each in row.attempts if each["step"] == fence.step}
         if by_attempt.get(fence.attempt) is not Outcome.EXPIRED:
             return None
-        if self._types[row.type].late_results != "accept":
+        if self._types[row.type].late_results != "accept" or row.state not in sources(
+            Transition.ACCEPTED_LATE
+        ):
             return None
-        if row.state in (State.FAILED, State.QUARANTINED):
+        if row.state in FINAL:
             # A stage that its handler failed is finished; one that lost its last worker is not.
             return row.attempt + 1 if by_attempt.get(row.attempt) is Outcome.EXPIRED else None
-        return row.attempt if row.attempt > fence.attempt and row.state in _LATE else None
+        return row.attempt if row.attempt > fence.attempt else None
 
     def end(self, ending: Ending, started_at: datetime | None) -> TaskRow:
         """Moves a task whose attempt has ended, and writes its history (`advance.advance`).

@@ -12,18 +12,33 @@ from penstock.errors import Conflict
 FENCE = Fence(id=7, step=3, stage="transcode", attempt=2)
 
 
-def test_a_final_task_moves_only_by_recovery():
-    """State of a task: only an operator brings a final task back."""
+def test_a_final_task_moves_only_by_recovery_or_a_late_result():
+    """H10: an operator or a late result brings back a task that failed or is quarantined. A task
+    that succeeded or was cancelled never moves."""
     moves = {(state, transition) for state, transition in TRANSITIONS if state in FINAL}
-    assert moves == {(State.FAILED, Transition.RECOVERED), (State.QUARANTINED, Transition.RECOVERED)}
+    assert moves == {
+        (state, transition)
+        for state in (State.FAILED, State.QUARANTINED)
+        for transition in (Transition.RECOVERED, Transition.ACCEPTED_LATE)
+    }
+
+
+def test_a_late_result_counts_while_its_stage_may_be_unfinished():
+    """H10: a late result ends the attempt as if it had not expired, also before its successor runs.
+    The stage of a task that waits is finished."""
+    open_states = set(State) - FINAL - {State.WAITING}
+    assert sources(Transition.ACCEPTED_LATE) == open_states | {State.FAILED, State.QUARANTINED}
+    assert {after(state, Transition.ACCEPTED_LATE) for state in open_states} == {State.RUNNING}
 
 
 def test_every_open_state_can_be_cancelled_and_left():
     """F5: every open task can be cancelled, and no open state is a dead end."""
     open_states = set(State) - FINAL
     assert sources(Transition.CANCELLED) == open_states
+    # The result may never come late, so it is no way on.
+    no_way_on = {Transition.CANCELLED, Transition.ACCEPTED_LATE}
     for state in open_states:
-        assert any(t is not Transition.CANCELLED for source, t in TRANSITIONS if source is state), state
+        assert any(t not in no_way_on for source, t in TRANSITIONS if source is state), state
 
 
 def test_every_state_can_be_reached():

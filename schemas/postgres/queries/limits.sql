@@ -167,8 +167,8 @@ FROM (
 ) h;
 
 -- name: release_selected
--- As `release.release`, for selected tasks and with the version of the type; tasks that are no longer
--- ready, or that another transaction locks, are left out.
+-- As `release.release`, for selected tasks and with the version of the type; tasks that are no
+-- longer ready, or that another transaction locks, are left out.
 WITH deleted AS (
     DELETE FROM release WHERE id = ANY ($confirmed::bigint[])
 ), chosen AS MATERIALIZED (

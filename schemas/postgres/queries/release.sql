@@ -1,8 +1,8 @@
 -- Task-sync: the release of ready tasks.
 
 -- name: release
--- Releases the first `limit` ready tasks of a type and writes their batch note; deletes the notes of
--- `confirmed` batches, whose records are on Kafka. With `tracked` the tasks count for the type's
+-- Releases the first `limit` ready tasks of a type and writes their batch note; deletes the notes
+-- of `confirmed` batches, whose records are on Kafka. With `tracked` the tasks count for the type's
 -- limits. Leaves out the `excluded` tasks. Tasks among the first that another transaction
 -- locks are not released; a last row has their ids and no task. Tasks of a flow take the place of
 -- its root (see `penstock.core.release_order`), and their records its priority. Releases nothing if

@@ -31,7 +31,7 @@ from penstock.submission.kind import traced
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What a route takes, the words of its answer, and the batcher of its statements."""
+    """One route: its kind of submission, the words of its answer, the batcher of its statements."""
 
     kind: SubmissionKind[Any, Any, Any]
     entries: EntryKind

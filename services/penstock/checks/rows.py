@@ -24,11 +24,13 @@ from penstock.kafka.topology.topics import (
     STAGE_RESULTS,
     service_group,
 )
-from penstock.postgres import backlog, callback_ends, callback_outbox, callbacks, checks, outbox, release
+from penstock.postgres import backlog, callback_ends, callback_outbox, callbacks, checks, outbox
 from penstock.postgres.callback_outbox import OutboxRow
 from penstock.postgres.checks import BATCH
 from penstock.postgres.expiry import expire
 from penstock.postgres.outbox import OutboxEvents
+from penstock.postgres.ownership import lock, unlock
+from penstock.postgres.release import TYPES
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +122,7 @@ class Unsent(RowCheck):
         undone = 0
         rows = await checks.fetch(self.system.pool, "checks.unsent", BATCH, GRACE_S)
         for name in sorted({row["type"] for row in rows}):
-            if not await release.lock_type(writers.session, name):
+            if not await lock(writers.session, TYPES, name):
                 log.warning(
                     "A task-sync owns this type and has not brought its release to Kafka",
                     extra={"event": "release_unsent", "task_type": name},
@@ -130,7 +132,7 @@ class Unsent(RowCheck):
                 [row] = await writers.session.fetch("checks.undo_releases", name, GRACE_S)
                 undone += row["notes"]
             finally:
-                await release.unlock_type(writers.session, name)
+                await unlock(writers.session, TYPES, name)
         return undone
 
 

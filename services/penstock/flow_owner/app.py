@@ -89,7 +89,6 @@ def create_app(settings: FlowsSettings) -> process.Service:
                 for ingest in ingests:
                     await ingest.probe()
 
-            await owner.listen()
             schedule_loop = ScheduleLoop(settings, pool, objects)
             await stack.enter_async_context(
                 serving(

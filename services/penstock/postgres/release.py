@@ -15,7 +15,6 @@ from penstock.core.completion import Fence
 from penstock.core.suspects import isolation_of
 from penstock.core.task import Priority
 from penstock.errors import InvalidRecord
-from penstock.postgres import ownership
 from penstock.postgres.ownership import Group
 from penstock.postgres.queries import fetch
 from penstock.postgres.session import Session
@@ -24,10 +23,8 @@ from penstock.postgres.tasks import context_of
 # Notified with a type's name when a task of it becomes ready, or is scheduled.
 READY_CHANNEL = "penstock_ready"
 DUE_CHANNEL = "penstock_due"
-# Notified when a replica of task-sync joins, leaves or transfers types.
-REPLICAS_CHANNEL = "penstock_replicas"
 # The replicas of task-sync, and the types that they own.
-TYPES = Group("penstock.release", REPLICAS_CHANNEL, "task-sync")
+TYPES = Group("penstock.release", "penstock_replicas", "task-sync")
 # Prefix of the application name of a replica's session; host and process id follow.
 REPLICA_NAME = "task-sync gate"
 
@@ -45,16 +42,6 @@ class Batch:
 
     release_id: int
     tasks: list[ReadyTask]
-
-
-async def lock_type(session: Session, type_name: str) -> bool:
-    """Makes this session the owner of a type; False when another session owns it."""
-    return await ownership.lock(session, TYPES, type_name)
-
-
-async def unlock_type(session: Session, type_name: str) -> None:
-    """Ends the ownership of a type, so that another session can lock it."""
-    await ownership.unlock(session, TYPES, type_name)
 
 
 class Released(NamedTuple):

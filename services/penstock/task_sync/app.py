@@ -25,7 +25,7 @@ from penstock.objects import ObjectStore
 from penstock.postgres import health as postgres_health
 from penstock.postgres.connection import open_pool
 from penstock.postgres.deployment import deployment_id
-from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL, REPLICA_NAME, REPLICAS_CHANNEL
+from penstock.postgres.release import DUE_CHANNEL, READY_CHANNEL, REPLICA_NAME
 from penstock.postgres.session import open_session
 from penstock.postgres.types import CHANNEL as TYPES_CHANNEL
 from penstock.postgres.types import TypeCache
@@ -81,12 +81,13 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
             ingest = Ingest(settings, NAME, handler, pool, producer, reader)
             history = History(settings, objects)
             await session.listen(READY_CHANNEL, release_loop.on_ready)
-            counters = BacklogCounters(settings, pool, release_loop)
+            counters = BacklogCounters(settings, pool, release_loop.topics)
             await session.listen(READY_CHANNEL, counters.on_ready)
-            await session.listen(TYPES_CHANNEL, release_loop.on_type_changed)
+            await session.listen(TYPES_CHANNEL, release_loop.topics.on_type_changed)
             await session.listen(DUE_CHANNEL, release_loop.on_due_changed)
-            await session.listen(REPLICAS_CHANNEL, release_loop.on_replicas_changed)
-            recheck = Recheck(settings, pool, producer, admin, offsets, release_loop)
+            recheck = Recheck(
+                settings, pool, producer, admin, offsets, release_loop.topics, release_loop.cutoffs
+            )
             progress = IngestProgress(settings.stall_timeout_s, reader, [ingest])
             # A full window has no progress, since it waits for workers.
             detector = StallDetector(
@@ -103,7 +104,7 @@ def create_app(settings: TaskSyncSettings) -> process.Service:
                     settings,
                     NAME,
                     lambda: [
-                        *metrics.release_samples(release_loop),
+                        *metrics.release_samples(release_loop.topics),
                         *ingest_samples([ingest], progress.lag),
                         *position_samples(
                             positions.moved_by_topic(settings.prefix, [SUBMITTED.name]),

@@ -21,7 +21,7 @@ from penstock.errors import PostgresUnavailable
 from penstock.metrics import Sample
 from penstock.postgres import backlog
 from penstock.postgres.backlog import STATES, BacklogEntry
-from penstock.task_sync.release import ReleaseLoop
+from penstock.task_sync.owned_topics import OwnedTopics
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
@@ -38,15 +38,15 @@ class BacklogCounters:
     Args:
         settings: of the service.
         pool: of the database.
-        release_loop: knows which types are owned.
+        topics: of the types that are owned.
     """
 
     def __init__(
-        self, settings: TaskSyncSettings, pool: asyncpg.Pool[asyncpg.Record], release_loop: ReleaseLoop
+        self, settings: TaskSyncSettings, pool: asyncpg.Pool[asyncpg.Record], topics: OwnedTopics
     ) -> None:
         self._settings = settings
         self._pool = pool
-        self._release_loop = release_loop
+        self._topics = topics
         self._may_have_changes = True
         # When to fold without a notification, and how long that was after the last fold.
         self._fold_at_s = float("inf")
@@ -99,7 +99,7 @@ class BacklogCounters:
         self._fold_at_s = now_s + (self._fold_interval_s if in_flight else self._settings.sweep_s)
 
     def _owned(self) -> list[str]:
-        return sorted(topic.type.name for topic in self._release_loop.ready_topics())
+        return sorted(topic.type.name for topic in self._topics.ready_topics())
 
     def samples(self) -> Iterator[Sample]:
         """The counters as they were last read, of types that are still owned."""

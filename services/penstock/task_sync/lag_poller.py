@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
+from math import inf
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
-from penstock.contracts.task_type import TaskType
 from penstock.core import position
 from penstock.core.task import Priority
-from penstock.core.window import Window, WindowPolicy, WindowReason
+from penstock.core.window import WindowReason
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.connection import translated
 from penstock.kafka.client.health import probe
 from penstock.kafka.topology import group_members
-from penstock.kafka.topology.topics import ready, workers_group
+from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import release
 from penstock.postgres.session import Session
 from penstock.task_sync.background import Background
@@ -101,6 +101,17 @@ class LagPoller(Background):
     def begin(self, topic: ReadyTopic) -> None:
         """Begins a poll of a type, which also adapts a window that is over half full."""
         self.start(topic.type.name, self._run(topic)).add_done_callback(self._wake_soon)
+
+    def begin_due(self, topics: Iterable[ReadyTopic]) -> None:
+        """Begins the polls that are due."""
+        now_s = asyncio.get_running_loop().time()
+        for topic in topics:
+            if topic.type.name not in self and topic.poll_at_s() <= now_s:
+                self.begin(topic)
+
+    def next_s(self, topics: Iterable[ReadyTopic]) -> float:
+        """When the next poll is due that is not under way, on the loop's clock."""
+        return min((each.poll_at_s() for each in topics if each.type.name not in self), default=inf)
 
     def take_polled(self) -> list[ReadyTopic]:
         """The topics whose polls have succeeded since the last call, or found a broken topic.
@@ -294,33 +305,6 @@ class LagPoller(Background):
         if offsets and coordinator is not None:
             self._coordinators[group] = coordinator
         return offsets
-
-    async def open(self, task_types: Sequence[TaskType], end_offsets: AIOKafkaConsumer) -> list[ReadyTopic]:
-        """Reads the ready topics of new types together: a lost replica may leave hundreds.
-
-        Args:
-            task_types: the types; their topics exist.
-            end_offsets: reads the topics' end offsets.
-        """
-        settings = self._settings
-        policy = WindowPolicy(settings.window_floor, settings.window, settings.window_s)
-        topics = [
-            ReadyTopic(
-                task_type, settings.prefix + ready(task_type.name, task_type.partitions).name, Window(policy)
-            )
-            for task_type in task_types
-        ]
-        partitions = [
-            TopicPartition(topic.topic, number) for topic in topics for number in range(topic.type.partitions)
-        ]
-        with translated():
-            ends = await end_offsets.end_offsets(partitions)
-        now_s = asyncio.get_running_loop().time()
-        for topic in topics:
-            topic.partitions.start(
-                {tp.partition: end for tp, end in ends.items() if tp.topic == topic.topic}, now_s
-            )
-        return topics
 
     async def _measure(self, topic: ReadyTopic) -> None:
         if topic.size_and_reason()[1] is not WindowReason.RATE:

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from penstock import metrics
 from penstock.metrics import Sample
 from penstock.task_sync.history import History
-from penstock.task_sync.release import ReleaseLoop
+from penstock.task_sync.owned_topics import OwnedTopics
 from penstock.task_sync.topic_opener import HeldReason
 
 
-def release_samples(release_loop: ReleaseLoop) -> Iterator[Sample]:
+def release_samples(topics: OwnedTopics) -> Iterator[Sample]:
     """Samples of the owned types."""
-    held = release_loop.held()
-    for name in held.keys() | {topic.type.name for topic in release_loop.ready_topics()}:
+    held = topics.held()
+    for name in held.keys() | {topic.type.name for topic in topics.ready_topics()}:
         for reason in HeldReason:
             yield Sample(metrics.HELD, held.get(name) is reason, (name, reason))
-    for topic in release_loop.ready_topics():
+    for topic in topics.ready_topics():
         name, window = topic.type.name, topic.window
         size, window_reason = topic.size_and_reason()
         yield Sample(metrics.WINDOW_SIZE, size, (name, window_reason))

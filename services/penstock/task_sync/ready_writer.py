@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from math import inf
 
 from aiokafka import AIOKafkaProducer
 
@@ -20,6 +19,7 @@ from penstock.kafka.client.refusals import refuses_all
 from penstock.kafka.client.sending import SentBatch, refusals, send_in_batches
 from penstock.postgres.release import Batch
 from penstock.task_sync.background import Background
+from penstock.task_sync.batch_notes import BatchNotes
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.spans import start_spans
 from penstock.tracing import Span
@@ -31,7 +31,7 @@ DRAIN_S = 1.0
 
 
 class ReadyWriter(Background):
-    """The batches between their release and the deletion of their notes.
+    """The batches between their release and their confirmation.
 
     A type has a task while its last batches are written, and one for each batch until Kafka
     confirms it.
@@ -39,8 +39,9 @@ class ReadyWriter(Background):
     Args:
         producer: acks=all.
         lag_poll_s: seconds between polls of a topic that just got its first records.
-        wake: called when a batch is confirmed after none was, and when one failed.
+        wake: called when a batch failed, and when a slow one is written.
         fail: ends tasks whose records Kafka refuses, each with the reason.
+        notes: of batches; one is confirmed when Kafka has all its records.
     """
 
     def __init__(
@@ -49,13 +50,13 @@ class ReadyWriter(Background):
         lag_poll_s: float,
         wake: Callable[[], None],
         fail: Callable[[Mapping[Fence, str]], Awaitable[None]],
+        notes: BatchNotes,
     ) -> None:
         super().__init__(wake)
         self._producer = producer
         self._lag_poll_s = lag_poll_s
         self._fail = fail
-        self._confirmed: list[int] = []
-        self._confirmed_s = 0.0
+        self._notes = notes
         self._failed: list[tuple[ReadyTopic, KafkaUnavailable | KafkaRefused]] = []
         # Batches that Kafka confirmed.
         self._confirmations = 0
@@ -67,16 +68,6 @@ class ReadyWriter(Background):
     def has_unconfirmed(self, type_name: str) -> bool:
         """Whether Kafka has not confirmed all batches of this type yet."""
         return bool(self._tasks_of(type_name))
-
-    @property
-    def confirmed_s(self) -> float:
-        """When the first confirmed batch was confirmed, on the loop's clock; else infinity."""
-        return self._confirmed_s if self._confirmed else inf
-
-    def take_confirmed(self) -> list[int]:
-        """The batches that Kafka has; the caller deletes their notes."""
-        taken, self._confirmed = self._confirmed, []
-        return taken
 
     def take_failed(self) -> list[tuple[ReadyTopic, KafkaUnavailable | KafkaRefused]]:
         """The topics that did not take a batch, whose note stays; each with its error."""
@@ -209,10 +200,7 @@ class ReadyWriter(Background):
                     topic.partitions.add(batch.partition, -1, topic.written_s)
                 # Before the note is deleted: a crash leaves the note, and the batch is sent again.
                 await self._fail({tasks[position].fence: why for position, why in refused.items()})
-            if not self._confirmed:
-                self._confirmed_s = asyncio.get_running_loop().time()
-                self._wake()
-            self._confirmed.append(release_id)
+            self._notes.confirm(release_id)
             self._confirmations += 1
             for span in spans:
                 span.end()

@@ -39,8 +39,9 @@ from penstock.kafka.topology.topics import (
     workers_group,
 )
 from penstock.postgres import release
+from penstock.task_sync.owned_topics import OwnedTopics
 from penstock.task_sync.proof import Offsets, PartitionOffsets, Proof, Station, replaced
-from penstock.task_sync.release import ReleaseLoop
+from penstock.task_sync.queued_cutoffs import QueuedCutoffs
 from penstock.task_sync.settings import TaskSyncSettings
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,8 @@ class Recheck:
         producer: acks=all.
         admin: reads the groups' committed offsets.
         topic_offsets: reads the beginning and end offsets of topics.
-        release_loop: knows the types that this process owns.
+        topics: of the types that this process owns.
+        cutoffs: of their queued tasks.
     """
 
     def __init__(
@@ -112,14 +114,16 @@ class Recheck:
         producer: AIOKafkaProducer,
         admin: AIOKafkaAdminClient,
         topic_offsets: AIOKafkaConsumer,
-        release_loop: ReleaseLoop,
+        topics: OwnedTopics,
+        cutoffs: QueuedCutoffs,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._producer = producer
         self._admin = admin
         self._topic_offsets = topic_offsets
-        self._release_loop = release_loop
+        self._topics = topics
+        self._cutoffs = cutoffs
         self._cases: dict[str, Case] = {}
         self._states: dict[str, _TypeState] = {}
 
@@ -128,9 +132,8 @@ class Recheck:
         interval_s = self._settings.recheck_s / CHECKS
         while True:
             if not self._cases:
-                # Without a query: the release loop knows whether a task that it released may still
-                # be queued.
-                await self._release_loop.may_have_queued.wait()
+                # Without a query: no task that this process released may still be queued.
+                await self._cutoffs.may_have_queued.wait()
             await asyncio.sleep(interval_s)
             try:
                 await self._check()
@@ -153,14 +156,14 @@ class Recheck:
         """Types whose proof is to begin, with their cutoffs."""
         now_s = asyncio.get_running_loop().time()
         due = {}
-        for task_type in self._release_loop.queued_types():
+        for task_type in self._cutoffs.types():
             state = self._states.setdefault(task_type.name, _TypeState(now_s + self._settings.recheck_s))
             if task_type.name not in self._cases and now_s >= state.next_s:
                 state.next_s = now_s + self._settings.recheck_s
                 due[task_type.name] = task_type
         if not due:
             return {}
-        cutoffs = await self._release_loop.queued_cutoffs(list(due))
+        cutoffs = await self._cutoffs.read(list(due))
         return {name: (due[name], cutoff) for name, cutoff in cutoffs.items()}
 
     async def _check_ready(self, due: Mapping[str, tuple[TaskType, str]]) -> None:
@@ -171,9 +174,9 @@ class Recheck:
             return
         topics = {name: ready(name, task_type.partitions) for name, task_type in types.items()}
         await self._create_missing(topics.values())
-        prefix = self._settings.prefix
         offsets = {
-            name: await self._read_ready(topic, workers_group(prefix, name)) for name, topic in topics.items()
+            name: await self._read_ready(topic, workers_group(self._settings.prefix, name))
+            for name, topic in topics.items()
         }
         passed = []
         for case in cases:
@@ -194,7 +197,7 @@ class Recheck:
                 except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:
                     _report_incomplete(topics[name], error)
                 else:
-                    self._release_loop.on_markers_written(name, numbers)
+                    self._topics.on_markers_written(name, numbers)
         await self._advance(passed, Station.HEARTBEATS)
         for name, (task_type, cutoff) in due.items():
             partitions = offsets[name]
@@ -227,9 +230,8 @@ class Recheck:
                 extra={"event": "ready_topic_replaced", "topic": f"{self._settings.prefix}ready.{name}"},
             )
             state.replaced = True
-            self._release_loop.on_topic_replaced(name, ends)
-        state.ends = ends
-        state.topic_id = topic_id
+            self._topics.on_topic_replaced(name, ends)
+        state.ends, state.topic_id = ends, topic_id
         return state.replaced
 
     async def _check_service(self, station: Station) -> None:
@@ -305,8 +307,7 @@ class Recheck:
                 )
 
     async def _make_ready(self, case: Case) -> None:
-        tasks = 0
-        limit = self._settings.release_batch
+        tasks, limit = 0, self._settings.release_batch
         while True:
             ids = await release.make_lost_ready(self._pool, case.type.name, case.cutoff, limit)
             tasks += len(ids)

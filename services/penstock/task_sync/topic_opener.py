@@ -15,18 +15,18 @@ import random
 from collections.abc import Callable, Container, Coroutine, Hashable, Sequence
 from enum import StrEnum
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.task_type import TaskType
 from penstock.core.retry import Backoff
+from penstock.core.window import Window, WindowPolicy
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.connection import translated
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import Topic, ready
 from penstock.task_sync.background import Background
-from penstock.task_sync.lag_poller import LagPoller
 from penstock.task_sync.ready_topics import ReadyTopic
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -59,7 +59,6 @@ class TopicOpener(Background):
     Args:
         settings: of the service.
         admin: lists the topics.
-        lag_poller: reads the topics.
         end_offsets: reads the topics' end offsets.
         producer: will write to the topics, and must know them first.
         wake: called when topics are open, and when one failed.
@@ -72,7 +71,6 @@ class TopicOpener(Background):
         self,
         settings: TaskSyncSettings,
         admin: AIOKafkaAdminClient,
-        lag_poller: LagPoller,
         end_offsets: AIOKafkaConsumer,
         producer: AIOKafkaProducer,
         wake: Callable[[], None],
@@ -80,7 +78,6 @@ class TopicOpener(Background):
         super().__init__(wake)
         self._settings = settings
         self._admin = admin
-        self._lag_poller = lag_poller
         self._end_offsets = end_offsets
         self._producer = producer
         self._requests = asyncio.Semaphore(REQUESTS)
@@ -218,7 +215,7 @@ class TopicOpener(Background):
         if task_types:
             try:
                 async with asyncio.timeout(READ_S):
-                    opened = await self._lag_poller.open(task_types, self._end_offsets)
+                    opened = await _ready_topics(self._settings, task_types, self._end_offsets)
                     with translated():
                         await asyncio.gather(*(self._producer.partitions_for(each.topic) for each in opened))
             except TimeoutError as error:
@@ -234,3 +231,22 @@ class TopicOpener(Background):
 
 def _topic(task_type: TaskType) -> Topic:
     return ready(task_type.name, task_type.partitions)
+
+
+async def _ready_topics(
+    settings: TaskSyncSettings, task_types: Sequence[TaskType], end_offsets: AIOKafkaConsumer
+) -> list[ReadyTopic]:
+    """Reads the ready topics of types together; the topics exist."""
+    policy = WindowPolicy(settings.window_floor, settings.window, settings.window_s)
+    topics = [ReadyTopic(each, settings.prefix + _topic(each).name, Window(policy)) for each in task_types]
+    partitions = [
+        TopicPartition(topic.topic, number) for topic in topics for number in range(topic.type.partitions)
+    ]
+    with translated():
+        ends = await end_offsets.end_offsets(partitions)
+    now_s = asyncio.get_running_loop().time()
+    for topic in topics:
+        topic.partitions.start(
+            {tp.partition: end for tp, end in ends.items() if tp.topic == topic.topic}, now_s
+        )
+    return topics

@@ -24,6 +24,8 @@ from penstock.kafka.topology import topic_plan
 from penstock.kafka.topology.topics import service_group, workers_group
 from penstock.postgres import release, tasks, types
 from penstock.postgres.outbox import PendingEvent, enqueue
+from penstock.postgres.ownership import lock
+from penstock.postgres.release import TYPES
 from penstock.postgres.session import open_session
 
 LONG_AGO = "now() - interval '2 minutes'"
@@ -102,7 +104,7 @@ async def test_a_ready_task_behind_an_empty_topic_is_an_offender(settings, pool)
     """The type has an owner and its workers wait, but the owner releases no task."""
     waiting = await task(pool, updated_at=LONG_AGO)
     async with open_session(settings.postgres, "owner") as session:
-        assert await release.lock_type(session, "t")
+        assert await lock(session, TYPES, "t")
         found = await check_one(settings)
         assert (found.rule, found.id) == (Rule.UNRELEASED, waiting)
         assert "ready.t has no record left to read" in found.lacks
@@ -115,7 +117,7 @@ async def test_a_ready_task_waits_only_for_a_limit_that_is_reached(settings, poo
     waiting = await task(pool, updated_at=LONG_AGO)
     await pool.execute("UPDATE task_type SET max_in_flight = 1 WHERE name = 't'")
     async with open_session(settings.postgres, "owner") as session:
-        assert await release.lock_type(session, "t")
+        assert await lock(session, TYPES, "t")
         found = await check_one(settings)
         assert (found.rule, found.id) == (Rule.UNRELEASED, waiting)
         await task(pool, state="'running'", worker="'w'", lease_partition="0", tracked="true")

@@ -29,6 +29,8 @@ from penstock.cli.main import cli
 from penstock.core.attempt import AttemptId
 from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import release, tasks, types
+from penstock.postgres.ownership import lock
+from penstock.postgres.release import TYPES
 from penstock.postgres.session import open_session
 
 
@@ -149,7 +151,7 @@ async def test_repair_leaves_a_release_to_its_living_owner(settings, pool):
     """Only the owner sends its batch; the report lists the release as remaining."""
     await task(pool)
     async with open_session(settings.postgres, "owner") as session:
-        assert await release.lock_type(session, "t")
+        assert await lock(session, TYPES, "t")
         await release.release(session, types.TaskType(name="t"), 10, [])
         await pool.execute(f"UPDATE release SET created_at = {LONG_AGO}")
         report = await check(settings, repair=True)

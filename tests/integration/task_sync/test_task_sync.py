@@ -23,7 +23,9 @@ from penstock.errors import PostgresUnavailable, SessionLost
 from penstock.kafka.client.connection import make_consumer, running
 from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import release, tasks, types
+from penstock.postgres.ownership import lock
 from penstock.postgres.queries import query
+from penstock.postgres.release import TYPES
 from penstock.postgres.session import open_session
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
@@ -263,7 +265,7 @@ async def test_an_unconfirmed_batch_is_sent_again_by_the_next_owner(settings, po
     """S7: a crash between the release statement and Kafka's acknowledgement loses no task."""
     await tasks.submit(pool, [submission() for _ in range(5)])
     async with open_session(settings.postgres, "crashed owner") as session:
-        assert await release.lock_type(session, "t")
+        assert await lock(session, TYPES, "t")
         batch = await release.release(session, types.TaskType(name="t"), 3, [])
         assert batch is not None
     async with running_service(create_app(settings)):

@@ -73,7 +73,7 @@ async def test_a_highest_task_starts_within_two_window_drains(kafka_servers, pre
         settings = TaskSyncSettings(**connection_settings, postgres=database)
         await stack.enter_async_context(running_service(app.create_app(settings)))
         await stack.enter_async_context(running_service(worker.serve))
-        [topic] = await wait_until(release_loops[0].ready_topics)
+        [topic] = await wait_until(release_loops[0].topics.ready_topics)
         # Wait until the worker's backlog is full and the window has adapted.
         await wait_until(lambda: done > 1_000)
         waited_s, drains_s = [], []

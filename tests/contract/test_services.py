@@ -53,7 +53,7 @@ def named(right: Right) -> str:
 
 
 def access_rows() -> str:
-    """The rows list the topics that a service reads and writes, its groups, and its other rights."""
+    """The topics that each service reads and writes, its groups, and its other rights, as rows."""
     rows = []
     for name, service in SERVICES.items():
         rights = [right for right in service.rights if right.name != DEPLOYMENT.name]

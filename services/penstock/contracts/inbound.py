@@ -163,12 +163,13 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
         context.require_shallow(f"{pointer}/context")
     if int(raw["id"]) > _MAX_ID:
         raise InvalidRecord("larger than any id", pointer=f"{pointer}/id")
-    outcome, no_handler = _OUTCOMES[raw["outcome"]], raw.get("no_handler", False)
+    outcome, no_handler = _OUTCOMES[raw["outcome"]], False
     kind = error["kind"] if error else ""
     if outcome is Outcome.RETRY and kind in (HANDED_BACK, NO_HANDLER):
         # The form of 0.1.0, which `StageResult.to_wire` and workers over HTTP send.
         outcome, no_handler = Outcome.HANDED_BACK, kind == NO_HANDLER
     elif outcome is Outcome.HANDED_BACK:
+        no_handler = raw.get("no_handler", False)
         kind = NO_HANDLER if no_handler else HANDED_BACK
     return StageResult(
         # JSON Schema counts 81.0 among the integers.

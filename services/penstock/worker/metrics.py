@@ -33,7 +33,7 @@ NAME = "worker"
 # The stage of attempts for which the worker has no handler: tasks may name any number of stages.
 NO_STAGE = ""
 
-# What is counted of an attempt that has no outcome.
+# Dropped attempts have no outcome, and are counted under this label.
 CANCELLED = "cancelled"
 
 Stage = tuple[str, str]

@@ -165,6 +165,13 @@ def test_both_forms_of_a_hand_back_are_read_alike(no_handler, by_name):
     assert inbound.decode_results(record) == ("w", [result], [])
 
 
+def test_only_an_attempt_that_is_handed_back_lacks_a_handler():
+    """O6: beside another outcome the field has no effect, so a failure is charged."""
+    wire = {**BASE, "outcome": "fail", "no_handler": True, "error": {"kind": "NoHandler", "message": "m"}}
+    result = inbound.read_result(wire)
+    assert (result.outcome, result.no_handler) == (Outcome.FAIL, False)
+
+
 def encode_rejection_of(fault, part):
     return encode_rejection(
         fault, topic="t", partition=0, offset=0, original=part, at=datetime(2026, 1, 1, tzinfo=UTC)

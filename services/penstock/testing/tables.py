@@ -217,9 +217,8 @@ class Tasks:
         by_attempt = {each["attempt"]: each["outcome"] for each in row.attempts if each["step"] == fence.step}
         if by_attempt.get(fence.attempt) is not Outcome.EXPIRED:
             return None
-        if self._types[row.type].late_results != "accept" or row.state not in sources(
-            Transition.ACCEPTED_LATE
-        ):
+        open_late = sources(Transition.ACCEPTED_LATE)
+        if self._types[row.type].late_results != "accept" or row.state not in open_late:
             return None
         if row.state in FINAL:
             # A stage that its handler failed is finished; one that lost its last worker is not.

@@ -322,9 +322,8 @@ class HandlerPool:
             self._look = loop.call_at(max(due_s, now_s + LOOK_S), self._return_stuck)
 
     def _hand_back(self, ready: ReadyTask, reason: str, delay_ms: int | None = None) -> None:
-        result = returned_result(ready, reason, delay_ms)
-        self.counts.add(ready, result.outcome.value)
-        self._platform.add(result)
+        self.counts.add(ready, Outcome.HANDED_BACK.value)
+        self._platform.add(returned_result(ready, reason, delay_ms))
 
     def _return_surplus(self, surplus: Iterable[Surplus]) -> None:
         """Hands back attempts whose stage is at its limit, each with its delay."""

@@ -26,9 +26,12 @@ def settings_of(service: str) -> type[Settings]:
 
 
 def app_of(service: str, **settings: Any) -> process.Service:
-    """The app of a service, with the given settings and those that it needs to start."""
+    """The app of a service, with the given settings and those that it needs to start.
+
+    Settings are not validated, because tests shorten times below what operators may choose.
+    """
     defaults = {"objects": "memory:///"} if SERVICES[service].objects else {}
     given = {**defaults, **_REQUIRED.get(service, {}), **settings}
     module = importlib.import_module(f"penstock.{SERVICES[service].package}.app")
-    app: process.Service = module.create_app(settings_of(service).load({}, **given))
+    app: process.Service = module.create_app(settings_of(service)(**given))
     return app

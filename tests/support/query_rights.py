@@ -18,6 +18,9 @@ ROOT = Path(penstock.__file__).parent
 # Packages outside `penstock.postgres` whose statements a service executes.
 _USES = {service.package: ("ingest",) for service in SERVICES.values() if service.ingests}
 
+# Modules of the layer `submission` whose kinds a service uses.
+_KINDS = {"gateway": ("tasks", "flows"), "task_sync": ("tasks",), "flow_owner": ("flows",)}
+
 # PostgreSQL checks the rights of a trigger when it fires, not when the statement is planned.
 BEHIND_TRIGGERS = {"task": {("backlog_change", "INSERT")}}
 
@@ -138,7 +141,8 @@ def reached(*files: Path) -> set[str]:
 def of_package(name: str) -> set[str]:
     """The queries that a service can reach."""
     return reached(
-        *(file for part in (name, *_USES.get(name, ())) for file in sorted((ROOT / part).glob("*.py")))
+        *(file for part in (name, *_USES.get(name, ())) for file in sorted((ROOT / part).glob("*.py"))),
+        *(ROOT / "submission" / f"{kind}.py" for kind in _KINDS.get(name, ())),
     )
 
 

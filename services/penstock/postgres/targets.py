@@ -193,7 +193,6 @@ async def find(
         PostgresUnavailable: no server.
     """
     indexed = state not in (None, "normal")
-    name = "targets.find_in_state" if indexed else "targets.find"
     previous = after or TargetId("", "")
     page = {
         "after_namespace": previous.namespace,
@@ -204,8 +203,9 @@ async def find(
         "state": state,
     }
     if namespaces is None:
-        return await fetch(executor, name, **page)
-    return await fetch(executor, f"{name}_within", **page, namespaces=list(namespaces))
+        return await fetch(executor, "targets.find_in_state" if indexed else "targets.find", **page)
+    name = "targets.find_in_state_within" if indexed else "targets.find_within"
+    return await fetch(executor, name, **page, namespaces=list(namespaces))
 
 
 def _after_prefix(prefix: str) -> str:

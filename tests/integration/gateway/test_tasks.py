@@ -376,8 +376,13 @@ async def test_a_list_has_recent_tasks_or_those_with_an_error(
     assert await found("error=file&state=failed") == [ids[2]]
     assert await found(f"error=&since={ago(1)}") == [ids[8]]
     examined = []
-    query_of = task_search.query
-    monkeypatch.setattr(task_search, "query", lambda name: examined.append(name) or query_of(name))
+    fetchrow = task_search.fetchrow
+
+    def examine(executor, name, *values):
+        examined.append(name)
+        return fetchrow(executor, name, *values)
+
+    monkeypatch.setattr(task_search, "fetchrow", examine)
     assert await found(f"since={ago(1)}") == [ids[8]]
     assert examined.count("tasks.walk") == 2
     for query in ("since=noon", "since=", f"error={'x' * 201}"):

@@ -117,7 +117,8 @@ async def test_a_family_moves_after_its_root_may_not_be_recovered(pool, settings
     kept = [{name: value for name, value in node.items() if name != "flow_id"} for node in nodes]
     assert found["nodes"] == kept
     assert [(node["name"], node["reason"]) for node in found["past_nodes"]] == [("a", "it broke")]
-    family = [None, None, None, None, None, root, None, None]
+    names = ("name", "statuses", "labels", "idempotency_key", "created_since", "visible", "schedule")
+    family = {**dict.fromkeys(names), "family": root}
     assert [flow["id"] for flow in await flow_history.list_family(pool, family, None, 50)] == [child, root]
     assert [flow["id"] for flow in await flow_history.list_family(pool, family, child, 50)] == [root]
     assert await flow_history.get(pool, running) is None

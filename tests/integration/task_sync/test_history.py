@@ -22,7 +22,7 @@ from penstock.errors import Conflict, NotFound, ObjectsUnavailable, PostgresUnav
 from penstock.objects import ObjectStore
 from penstock.postgres import advance, documents, history, tasks
 from penstock.postgres.connection import connect
-from penstock.postgres.queries import query
+from penstock.postgres.queries import bound, query
 from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType
 from penstock.task_sync import history as history_service
@@ -239,7 +239,10 @@ async def test_a_task_changed_during_a_move_stays_whole(pool, settings, monkeypa
             # Without SKIP LOCKED the statement waits, and then sees the changed rows.
             waiting = text.replace(" SKIP LOCKED", "")
             assert waiting != text
-            monkeypatch.setattr("penstock.postgres.session.query", lambda name: waiting)
+            monkeypatch.setattr(
+                "penstock.postgres.session.bound",
+                lambda name, *values, **named: (waiting, *bound(name, *values, **named)[1:]),
+            )
             move = asyncio.ensure_future(
                 history.move(
                     session, [recovered, ended_again, replayed, other], datetime.now(UTC) - timedelta(days=7)
@@ -434,14 +437,14 @@ class BackendKiller:
         async with open_session(dsn, name, **more) as session:
             fetch = session.fetch
 
-            async def fetch_or_kill(statement, *arguments):
+            async def fetch_or_kill(statement, *arguments, **named):
                 now, self.count = self.count == self.number, self.count + 1
                 if now and self.after:
-                    await fetch(statement, *arguments)
+                    await fetch(statement, *arguments, **named)
                 if now:
                     self.killed = True
                     await self.kill(session)
-                return await fetch(statement, *arguments)
+                return await fetch(statement, *arguments, **named)
 
             session.fetch = fetch_or_kill
             yield session

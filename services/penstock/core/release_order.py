@@ -22,7 +22,7 @@ class Key(NamedTuple):
     """One key of the order.
 
     Attributes:
-        name: of the key in the rows that statements return.
+        name: of the key in the rows that statements return; none of their columns has this name.
         sql: the key of a row of `task`; `{t}` stands for the table's alias and its dot.
         sql_type: its type in SQL; values are whole numbers, none below 0.
         of: the key of a task whose attributes have the names of the columns.

@@ -18,6 +18,7 @@ from tests.support.waiting import wait_until
 
 from penstock.client import Client
 from penstock.core.attempt import AttemptId
+from penstock.core.release_order import position_in
 from penstock.core.task import Priority
 from penstock.core.why import WaitReason
 from penstock.errors import NotFound
@@ -329,7 +330,8 @@ async def test_the_count_ahead_is_bounded(pool, monkeypatch):
 async def test_the_count_ahead_reads_only_an_index(pool):
     """S8: the count ahead reads only the index of ready tasks."""
     [task_id] = await submit(pool)
-    rows = await pool.fetch(f"EXPLAIN {query('why.ahead')}", "t", [2, task_id, 2, task_id], 10)
+    position = position_in(await pool.fetchrow(query("why.facts"), task_id))
+    rows = await pool.fetch(f"EXPLAIN {query('why.ahead')}", "t", position, 10)
     plan = "\n".join(row[0] for row in rows)
     assert "Index Only Scan using task_release on task" in plan
     assert plan.count("Scan") == 1

@@ -9,7 +9,7 @@ from tests.integration.task_sync.test_limits import become, finish, in_state, re
 from tests.support.services import running_service
 from tests.support.waiting import wait_until
 
-from penstock.core.release_order import START
+from penstock.core.release_order import START, position_in
 from penstock.core.task import Priority
 from penstock.errors import NotFound
 from penstock.postgres import advance, concurrency_keys, types
@@ -348,7 +348,7 @@ async def test_a_search_for_tasks_without_a_key_reads_one_batch(large_backlog):
     also from the middle."""
     middle = await large_backlog.fetchval("SELECT min(id) FROM task WHERE type = 't'") + ROWS // 2
     for name in ("limits.set_empty_keys", "limits.track_ready"):
-        for position in (START, (int(Priority.MEDIUM), middle, int(Priority.MEDIUM), middle)):
+        for position in (START, position_in(await large_backlog.fetchrow(*bound("why.facts", middle)))):
             read = index_entries(await plan(large_backlog, name, "t", position, 50))
             assert read.pop("task_release") == 50
             assert sum(read.values()) == 0, read

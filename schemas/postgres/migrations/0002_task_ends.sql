@@ -51,10 +51,11 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- First what needs the strongest lock: taken second, it would wait once more, with writers behind it.
+DROP TRIGGER task_end_announced ON penstock.task;
+DROP TRIGGER task_flow_ended ON penstock.task;
 CREATE TRIGGER task_ended AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS old_tasks NEW TABLE AS new_tasks
     FOR EACH STATEMENT EXECUTE FUNCTION penstock.apply_ends();
 
-DROP TRIGGER task_end_announced ON penstock.task;
-DROP TRIGGER task_flow_ended ON penstock.task;
 DROP FUNCTION penstock.announce_ends();
 DROP FUNCTION penstock.end_in_flow();

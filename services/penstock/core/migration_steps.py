@@ -1,7 +1,7 @@
 """The steps of a schema upgrade: `pre` before new services start, `post` after old ones end.
 
-A migration `0042_name.sql` only adds objects, so that old and new code can use the schema; it
-belongs to `pre`. A migration `0043_name.post.sql` removes objects that only old code needs; it
+A migration `0042_name.sql` adds or replaces objects, so that old and new code can use the schema;
+it belongs to `pre`. A migration `0043_name.post.sql` removes objects that only old code needs; it
 belongs to `post`.
 """
 

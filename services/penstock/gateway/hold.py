@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import asyncpg
 from aiohttp import ClientError, web
 
-from penstock.contracts.context import INLINE_LIMIT_BYTES
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, handed_back
@@ -26,7 +24,6 @@ from penstock.core.task import IN_FLIGHT, State
 from penstock.errors import (
     Fatal,
     InvalidRecord,
-    ObjectsUnavailable,
     PostgresUnavailable,
     TooLarge,
     Unavailable,
@@ -36,16 +33,19 @@ from penstock.gateway.access import grant_of
 from penstock.gateway.audit import NOTHING_CHANGED
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.bodies import read_entries, read_json
+from penstock.gateway.hold_answers import REQUEST_KEY, HoldAnswers, repeatable
+from penstock.gateway.hold_requests import ClaimedTasks
 from penstock.gateway.http_workers import HttpWorkers
 from penstock.gateway.openapi import conform
 from penstock.gateway.ready_consumer import ReadyConsumer
-from penstock.gateway.report_entries import BeatEntry, heartbeats_of, parse_entries, rejection
+from penstock.gateway.report_entries import BeatEntry, heartbeats_of, parse_entries
 from penstock.gateway.report_limiter import ReportLimiter
+from penstock.gateway.result_contexts import store_contexts
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.visibility import visible_ids
 from penstock.http.server import body_bytes, respond
 from penstock.objects import ObjectStore
-from penstock.postgres import leases, tasks
+from penstock.postgres import leases
 from penstock.postgres.types import TypeCache
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class WorkerRoutes:
             lambda: IdleBackoff(settings.gateway_give_back_s)
         )
         self._running: set[asyncio.Task[None]] = set()
+        self._answers = HoldAnswers()
         self.seen = HttpWorkers()
 
     def routes(self) -> list[web.RouteDef]:
@@ -115,21 +116,33 @@ class WorkerRoutes:
         # Raises before the gateway joins a group, since it cannot claim anything without a
         # producer.
         self._producer.ensure_connected()
-        claimed = await self._consumer(task_type).hold(
-            raw["worker"],
-            int(raw.get("max", 1)),
-            float(raw.get("wait_s", DEFAULT_WAIT_S)),
-            lambda: _is_connected(request),
-            {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
-        )
+        most = int(raw.get("max", 1))
+        answer, lost = self._answers.asked(raw["worker"], raw["type"], request.headers.get(REQUEST_KEY))
+        claimed, stale = repeatable(lost, most, asyncio.get_running_loop().time())
+        if stale:
+            await self._return_tasks(raw["worker"], stale)
+        if not claimed.tasks:
+            claimed = await self._consumer(task_type).hold(
+                raw["worker"],
+                most,
+                float(raw.get("wait_s", DEFAULT_WAIT_S)),
+                lambda: _is_connected(request) and not answer.asked_again,
+                {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
+            )
+        if answer.asked_again and claimed.tasks:
+            await self._return_tasks(raw["worker"], claimed.tasks)
+            claimed = ClaimedTasks.none()
         if not claimed.tasks:
             request[NOTHING_CHANGED] = True
             return respond({"tasks": []})
         age_s = asyncio.get_running_loop().time() - claimed.claimed_s
-        response = respond(
-            {"tasks": [task.to_wire() for task in claimed.tasks], "claimed_ms_ago": math.ceil(age_s * 1000)}
-        )
-        if not await _write_response(request, response):
+        body = {
+            "tasks": [task.to_wire() for task in claimed.tasks],
+            "claimed_ms_ago": math.ceil(age_s * 1000),
+        }
+        response = respond(body)
+        self._answers.keep(answer, claimed, response.content_length or 0)
+        if not await _write_response(request, response) and answer.take():
             await self._return_tasks(raw["worker"], claimed.tasks)
         return response
 
@@ -177,7 +190,7 @@ class WorkerRoutes:
             worker, [beat.attempt_id for beat in beats if beat.attempt_id.task_id not in foreign]
         )
         lost |= {beat.attempt_id: "over" for beat in beats if beat.attempt_id.task_id in foreign}
-        results, waiting = await self._store_contexts(by_index, rejected)
+        results, waiting = await store_contexts(self._pool, self._objects, by_index, rejected)
         await self._send(worker, [beat for beat in beats if beat.attempt_id not in lost], results)
         if waiting is not None:
             # All other entries are accepted, and a repetition of them changes nothing.
@@ -244,59 +257,6 @@ class WorkerRoutes:
         finally:
             if self._consumers.get(name) is consumer:
                 del self._consumers[name]
-
-    async def _store_contexts(
-        self, results: Mapping[int, StageResult], rejected: list[dict[str, Any]]
-    ) -> tuple[list[StageResult], Unavailable | None]:
-        """The results, whose large contexts are stored now; why others must be sent again.
-
-        A result with a large context needs PostgreSQL, for the namespace of its task, and the
-        object store. While one of them is away, the results beside it do not wait.
-
-        Args:
-            results: by their index in the request.
-            rejected: gets the results that refer to objects of other namespaces.
-        """
-        large = {
-            index: result.context
-            for index, result in results.items()
-            if result.context is not None
-            and (result.context.ref is not None or result.context.size > INLINE_LIMIT_BYTES)
-        }
-        if not large:
-            return list(results.values()), None
-        waiting: Unavailable | None = None
-        namespaces: Mapping[int, str] = {}
-        try:
-            namespaces = await tasks.namespaces(self._pool, (results[index].fence.id for index in large))
-        except PostgresUnavailable as error:
-            waiting = error
-        kept: list[StageResult] = []
-        for index, result in results.items():
-            context = large.get(index)
-            if context is None:
-                kept.append(result)
-                continue
-            if waiting is not None:
-                # The next one would wait for the same server.
-                continue
-            namespace = namespaces.get(result.fence.id)
-            if namespace is None:
-                # The result of a task in history, or of none, has no effect.
-                continue
-            try:
-                if context.ref is not None:
-                    context.ref.require_namespace(namespace, "/context_ref")
-            except InvalidRecord as fault:
-                rejected.append(rejection(index, [fault]))
-                continue
-            try:
-                stored = await self._objects.check_in(context, namespace)
-            except ObjectsUnavailable as error:
-                waiting = error
-                continue
-            kept.append(dataclasses.replace(result, context=stored))
-        return kept, waiting
 
     async def _send(self, worker: str, beats: Sequence[BeatEntry], results: Sequence[StageResult]) -> None:
         heartbeats = list(heartbeats_of(worker, beats))

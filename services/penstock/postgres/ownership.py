@@ -77,6 +77,8 @@ class Ownership:
 
     Attributes:
         next_s: when the next step is due without a notification, on the loop's clock.
+        statements: locks that were asked for or returned. A step of many things shows by them that
+            it advances.
     """
 
     def __init__(self, session: Session, group: Group, retry_s: float, wake: Callable[[], None]) -> None:
@@ -88,6 +90,7 @@ class Ownership:
         # Things without an owner, and since when, on the loop's clock.
         self._free_since_s: dict[str, float] = {}
         self._keep_until_s = self.next_s = float("-inf")
+        self.statements = 0
         self._owners_changed = False
         # There was no other replica at the last step.
         self._alone = False
@@ -136,6 +139,7 @@ class Ownership:
         for name in plan.acquire:
             if len(acquired) == plan.max_acquired:
                 break
+            self.statements += 1
             if await lock(self._session, self._group, name):
                 acquired.append(name)
         if acquired and not self._alone:
@@ -148,6 +152,7 @@ class Ownership:
     async def transfer(self, names: Sequence[str]) -> None:
         """Ends the ownership of things that this replica no longer uses, for other replicas."""
         for name in names:
+            self.statements += 1
             await unlock(self._session, self._group, name)
         if names:
             await self._notify_replicas()

@@ -105,7 +105,7 @@ class ReleaseLoop:
         A full window is rest, because it waits for workers.
         """
         # A statement that waits for another transaction is repeated.
-        step_value = (self._step_count, self._session.lock_conflicts)
+        step_value = (self._step_count, self._session.lock_conflicts, self._ownership.statements)
         progress: dict[str, Hashable] = {self._step: step_value} if self._step else {}
         parts = (self._opener, self._writer, self._withdrawal, self._lag_poller)
         return progress | {name: value for part in parts for name, value in part.progress().items()}

@@ -203,7 +203,9 @@ class GatewayClient:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    async def post(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
+    ) -> tuple[dict[str, Any], float]:
         """The JSON object of the answer, and when it began to arrive, on the loop's clock.
 
         Raises:
@@ -218,7 +220,8 @@ class GatewayClient:
         operation = (path, str(body.get("type", "")))
         while True:
             header, sent_s = self._credentials.headers, asyncio.get_running_loop().time()
-            status, data, retry_after_s, arrived_s = await self._post(path, body, header)
+            sent = {**(headers or {}), **header}
+            status, data, retry_after_s, arrived_s = await self._post(path, body, sent)
             if status not in _NOT_ALLOWED:
                 break
             unusable_file = ""

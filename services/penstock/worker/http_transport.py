@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 import orjson
 
@@ -43,6 +44,8 @@ TASKS_PER_REQUEST = 500
 # its next turn.
 SHORT_WAIT_S = 0.1
 REST_S = 1.0
+# The header with the key of a request for tasks.
+REQUEST_KEY = "Idempotency-Key"
 
 
 class HttpTransport:
@@ -207,6 +210,9 @@ class HttpPuller:
         self._limits = limits
         # The gateway answered the last request, with or without tasks.
         self._answered = False
+        # Key and time of the request without an answer. Its repetition has this key, so that the
+        # gateway sends the tasks of a lost answer again.
+        self._unanswered: tuple[str, float] | None = None
         # That answer had tasks.
         self._busy = False
 
@@ -243,7 +249,9 @@ class HttpPuller:
 
     async def _hold(self, reservation: Reservation, wait_s: float) -> None:
         max_tasks = reservation.size
-        sent_s = asyncio.get_running_loop().time()
+        if self._unanswered is None:
+            self._unanswered = uuid4().hex, asyncio.get_running_loop().time()
+        key, sent_s = self._unanswered
         # After a failure without long-polling: the answer shows at once that the gateway is
         # available again.
         wait_s = wait_s if self._answered else 0.0
@@ -253,11 +261,12 @@ class HttpPuller:
             request["max_attempts"] = self._limits
         answered, self._answered = self._answered, False
         try:
-            body, arrived_s = await self._gateway.post(HOLD_ROUTE, request)
+            body, arrived_s = await self._gateway.post(HOLD_ROUTE, request, {REQUEST_KEY: key})
         except Throttled:
             # The gateway is available, and more requests would not help it.
             self._answered = answered
             raise
+        self._unanswered = None
         claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
         claimed = [ready for ready in claimed if ready.fence.attempt_id not in self._in_flight]
         if claimed:

@@ -171,6 +171,32 @@ async def test_a_disconnected_worker_loses_no_task(gateway: Caller, kafka: Kafka
     assert claim.key == b"w-2"
 
 
+async def test_a_repeated_request_gets_the_tasks_of_its_lost_answer(gateway: Caller, kafka: Kafka) -> None:
+    """T6, S11: under the same key the same attempts are answered, as many as there is room for; the
+    others are handed back. A request with another key gets new tasks."""
+
+    async def hold(key: str, **more: Any) -> Any:
+        answer = await gateway.post("/hold_task", {**HOLD, **more}, headers={"Idempotency-Key": key})
+        return answer.body
+
+    # All in one partition, so that one fetch has them.
+    await release(kafka, *map(ready_task, (2, 4, 6)))
+    first = await hold("a")
+    again = await hold("a")
+    assert again["tasks"] == first["tasks"]
+    assert again["claimed_ms_ago"] >= first["claimed_ms_ago"]
+    assert [task["id"] for task in (await hold("a", max=1))["tasks"]] == [2]
+    [returned] = await records(kafka, STAGE_RESULTS.name, 1)
+    results = decode_results(returned.value)[1]
+    assert {(result.fence.id, result.outcome) for result in results} == {
+        (4, Outcome.HANDED_BACK),
+        (6, Outcome.HANDED_BACK),
+    }
+    assert await hold("b", wait_s=0) == {"tasks": []}
+    await release(kafka, ready_task(8))
+    assert [task["id"] for task in (await hold("c"))["tasks"]] == [8]
+
+
 async def test_an_idle_gateway_leaves_the_group(kafka: Kafka, database: str, tmp_path: Path) -> None:
     """T6: a gateway without requests for `gateway_linger_s` leaves the group, which frees its
     partitions. The next request makes it join again."""

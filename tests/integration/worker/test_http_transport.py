@@ -5,10 +5,11 @@ import json
 import logging
 from collections import defaultdict
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
-from tests.support.gateways import Caller, running_gateway
+from tests.support.gateways import Caller, pump, running_gateway
 from tests.support.services import make_topics, producing, read, running_service
 from tests.support.waiting import wait_until
 
@@ -112,6 +113,50 @@ async def test_a_worker_needs_only_a_gateway(gateway, kafka_servers, prefix, dat
     found = await results(kafka_servers, prefix)
     assert all("context_ref" in found[task] for task in ids if task % 2)
     assert all(found[task]["context"] == {"n": task} for task in ids if not task % 2)
+
+
+@asynccontextmanager
+async def losing_proxy(url):
+    """The URL of a gateway behind a proxy that takes the first answer with tasks and ends; what it
+    lost."""
+    parts, lost = urlsplit(url), []
+
+    async def serve(reader, writer):
+        there, back = await asyncio.open_connection(parts.hostname, parts.port)
+        sending = asyncio.create_task(pump(reader, back))
+        while data := await there.read(1_000_000):
+            if b"claimed_ms_ago" in data and not lost:
+                lost.append(data)
+                writer.transport.abort()
+                break
+            writer.write(data)
+        writer.close()
+        await sending
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", lost
+
+
+async def test_the_tasks_of_a_lost_answer_reach_their_worker(gateway, kafka_servers, prefix, database):
+    """T6, S11: an answer with tasks is lost behind the gateway. The worker asks again and gets the
+    same attempts, long before their leases expire."""
+    ids = await released(gateway, kafka_servers, prefix, database, 6, lease_ms=600_000)
+    runs = defaultdict(int)
+    async with losing_proxy(gateway.url) as (url, lost):
+        worker = Worker(WorkerSettings(worker_gateway=url, max_in_flight=4))
+
+        @worker.stage("t.start")
+        async def start(task):
+            runs[task.id] += 1
+            return Done()
+
+        async with running_service(worker.serve):
+            await wait_until(lambda: runs.keys() == set(ids))
+    assert len(lost) == 1
+    assert set(runs.values()) == {1}
+    found = await results(kafka_servers, prefix)
+    assert {(entry["attempt"], entry["outcome"]) for entry in found.values()} == {(0, "done")}
 
 
 async def test_claims_and_heartbeats_carry_the_limit_of_the_stage(gateway, kafka_servers, prefix, database):

@@ -35,7 +35,7 @@ class GatewayClient:
         self.answered = False
         self.asked_s = self.arrived_s = 0.0
 
-    async def post(self, path, body):
+    async def post(self, path, body, headers=None):
         if self.answered:
             await asyncio.Event().wait()
         self.answered = True
@@ -397,7 +397,7 @@ async def test_a_throttled_worker_keeps_its_long_poll(error, wait_s):
     asked = asyncio.Event()
 
     class Gateway:
-        async def post(self, _path, body):
+        async def post(self, _path, body, _headers=None):
             waits.append(body["wait_s"])
             if len(waits) == 2:
                 raise error
@@ -449,7 +449,7 @@ class StrictGateway:
     def __init__(self) -> None:
         self.accepted: list[dict] = []
 
-    async def post(self, _path, body):
+    async def post(self, _path, body, _headers=None):
         entries = body["results"]
         if any(entry["stage"] == "bad" and entry["outcome"] != "fail" for entry in entries):
             raise TooLarge("the body is too large")

@@ -140,7 +140,7 @@ CROSS JOIN LATERAL (
         SELECT q.place
         FROM unnest($levels::smallint[], $waits_s::double precision[]) AS l (level, wait_s)
         CROSS JOIN LATERAL (
-            SELECT ARRAY[{{t.release_place}}]::bigint[] AS place, t.id, t.flow_root_id FROM task t
+            SELECT ARRAY[{{t.release_place}}]::bigint[] AS place, {{t.release_place_keys}} FROM task t
             WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
               AND {{t.release_level}} = l.level AND t.key = o.key
               AND t.id NOT IN (SELECT unnest($excluded::bigint[]))
@@ -149,11 +149,7 @@ CROSS JOIN LATERAL (
         ) q
         -- Behind the limit, which bounds the rows that are read here: the first tasks of a level have
         -- waited longest. Without ageing no row is read.
-        WHERE CASE WHEN l.wait_s = 0 THEN true ELSE extract(epoch FROM now() - coalesce(
-            -- Not joins, which would read whole tables: our sessions have no nested loops.
-            (SELECT f.created_at FROM flow f WHERE f.id = q.flow_root_id),
-            (SELECT w.created_at FROM task w WHERE w.id = coalesce(q.flow_root_id, q.id))
-        )) >= l.wait_s END
+        WHERE CASE WHEN l.wait_s = 0 THEN true ELSE {{q.release_waited_s}} >= l.wait_s END
         ORDER BY q.place LIMIT o.depth
     ) f
 ) h

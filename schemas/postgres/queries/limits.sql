@@ -82,8 +82,8 @@ LEFT JOIN LATERAL (
 -- `end` (null is no bound). Each has its weight, how many of its tasks may start (null
 -- is any number) and its first tasks, together about twice `tasks`, divided by weight. A task of a
 -- level counts if it has waited for as long as `waits_s` has for this level; ageing needs several
--- levels. Leaves out the `excluded` tasks. A loose index scan: one probe of each level for each key,
--- however many tasks wait under it.
+-- levels. Leaves out the `excluded` tasks. A loose index scan: one probe of each level for each
+-- key, however many tasks wait under it.
 WITH RECURSIVE scan AS (
     (SELECT n.key, 1 AS n
      FROM unnest($levels::smallint[]) AS l (level)
@@ -147,8 +147,8 @@ CROSS JOIN LATERAL (
             ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
             LIMIT o.depth
         ) q
-        -- Behind the limit, which bounds the rows that are read here: the first tasks of a level have
-        -- waited longest. Without ageing no row is read.
+        -- Not before the limit, which bounds the rows that are read here: the first tasks of a
+        -- level have waited longest. Without ageing no row is read.
         WHERE CASE WHEN l.wait_s = 0 THEN true ELSE {{q.release_waited_s}} >= l.wait_s END
         ORDER BY q.place LIMIT o.depth
     ) f

@@ -132,7 +132,8 @@ FROM room;
 -- The same at its own level when keys are released by round robin: the tasks before it under its
 -- own key, and the tasks that other keys release in as many rounds, up to their room. With
 -- `ageing_s` its own level is the effective one, which tasks of several `levels` may have, behind
--- `above` tasks of levels above. Reads at most `limit` tasks of other keys; `more` if there are more.
+-- `above` tasks of levels above. Reads at most `limit` tasks of other keys; `more` if there are
+-- that many.
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT count(*) AS tasks FROM (
         SELECT FROM unnest($levels::smallint[]) AS l (level)

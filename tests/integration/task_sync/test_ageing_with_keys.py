@@ -95,7 +95,7 @@ async def test_the_order_is_effective_level_then_place_within_the_limits_of_keys
 
 
 @pytest.mark.parametrize("fair", [False, True])
-async def test_the_lowest_task_of_a_limited_key_does_not_starve(owner, pool, fair):
+async def test_ageing_releases_the_lowest_priority_within_a_limit(owner, pool, fair):
     """S3, S5: under a stream of HIGHEST tasks of its own key and of others, a LOWEST task is
     released after four times `ageing_s`, within the limit of its key. Workers keep that order."""
     ageing_s, step_s, room = 1_000, 100, 2

@@ -149,7 +149,7 @@ def test_tasks_are_released_by_effective_level_and_place(tasks, rooms, limit, de
 
 
 @given(TASKS, ROOMS, st.integers(1, 10), st.integers(1, 4))
-def test_keys_take_turns_at_their_effective_level(tasks, rooms, limit, depth):
+def test_fair_queueing_within_an_effective_level(tasks, rooms, limit, depth):
     """S3, S5: with fair queueing as well, keys take turns among tasks of one effective level. Each
     key has its own order, and the number of tasks that its limit allows."""
     rows = made(tasks, rooms, depth)

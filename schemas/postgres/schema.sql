@@ -1313,7 +1313,7 @@ CREATE TABLE penstock.task_type (
     CONSTRAINT task_type_max_losses_check CHECK ((max_losses > 0)),
     CONSTRAINT task_type_max_per_key_check CHECK ((max_per_key > 0)),
     CONSTRAINT task_type_no_handler_s_check CHECK ((no_handler_s > (0)::double precision)),
-    CONSTRAINT task_type_order_check CHECK ((NOT (keyed AND ((ageing_s IS NOT NULL) OR finish_first)))),
+    CONSTRAINT task_type_order_check CHECK ((NOT (keyed AND finish_first))),
     CONSTRAINT task_type_partitions_check CHECK ((partitions > 0)),
     CONSTRAINT task_type_starts_per_s_check CHECK ((starts_per_s > (0)::double precision))
 );

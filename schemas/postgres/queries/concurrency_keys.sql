@@ -8,7 +8,7 @@
 WITH changed AS (
     INSERT INTO type_key AS k (type, key, paused, weight, max_in_flight)
     SELECT y.name, $key, coalesce($paused::boolean, false), coalesce($weight::integer, 1), $max_in_flight::integer FROM task_type y
-    WHERE y.name = $type AND y.ageing_s IS NULL AND NOT y.finish_first
+    WHERE y.name = $type AND NOT y.finish_first
     ON CONFLICT (type, key) DO UPDATE
     SET paused = coalesce($paused::boolean, k.paused), weight = coalesce($weight::integer, k.weight),
         max_in_flight = CASE WHEN $sets_limit::boolean THEN $max_in_flight::integer ELSE k.max_in_flight END, updated_at = now()

@@ -78,24 +78,35 @@ LEFT JOIN LATERAL (
 ) e ON true;
 
 -- name: key_queues
--- The next `keys` concurrency keys with ready tasks at a level, from `first` to before `end` (null
--- is no bound). Each has its weight, how many of its tasks may start (null
--- is any number) and its first tasks, together about twice `tasks`, divided by weight. Leaves
--- out the `excluded` tasks. A loose index scan: one probe for each key, however many tasks wait
--- under it.
+-- The next `keys` concurrency keys with ready tasks at some of the `levels`, from `first` to before
+-- `end` (null is no bound). Each has its weight, how many of its tasks may start (null
+-- is any number) and its first tasks, together about twice `tasks`, divided by weight. A task of a
+-- level counts if it has waited for as long as `waits_s` has for this level; ageing needs several
+-- levels. Leaves out the `excluded` tasks. A loose index scan: one probe of each level for each
+-- key, however many tasks wait under it.
 WITH RECURSIVE scan AS (
-    (SELECT t.key, 1 AS n FROM task t
-     WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = $level::smallint
-       AND t.key >= $first
-     ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1)
+    (SELECT n.key, 1 AS n
+     FROM unnest($levels::smallint[]) AS l (level)
+     CROSS JOIN LATERAL (
+         SELECT t.key FROM task t
+         WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = l.level
+           AND t.key >= $first
+         ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
+     ) n
+     ORDER BY n.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
     FROM scan w
     CROSS JOIN LATERAL (
-        SELECT t.key FROM task t
-        WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = $level::smallint
-          AND t.key > w.key
-        ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
+        SELECT n.key
+        FROM unnest($levels::smallint[]) AS l (level)
+        CROSS JOIN LATERAL (
+            SELECT t.key FROM task t
+            WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = l.level
+              AND t.key > w.key
+            ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
+        ) n
+        ORDER BY n.key LIMIT 1
     ) f
     WHERE w.n < $keys::integer
 ), waiting AS (
@@ -125,12 +136,22 @@ SELECT o.key, o.weight, o.room::integer AS room, o.depth, h.places
 FROM open o
 CROSS JOIN LATERAL (
     SELECT array_agg(f.place) AS places
-    FROM (SELECT ARRAY[{{t.release_place}}]::bigint[] AS place FROM task t
-          WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
-            AND {{t.release_level}} = $level::smallint AND t.key = o.key
-            AND t.id NOT IN (SELECT unnest($excluded::bigint[]))
-          ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
-          LIMIT o.depth) f
+    FROM (
+        SELECT q.place
+        FROM unnest($levels::smallint[], $waits_s::double precision[]) AS l (level, wait_s)
+        CROSS JOIN LATERAL (
+            SELECT ARRAY[{{t.release_place}}]::bigint[] AS place, {{t.release_place_keys}} FROM task t
+            WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
+              AND {{t.release_level}} = l.level AND t.key = o.key
+              AND t.id NOT IN (SELECT unnest($excluded::bigint[]))
+            ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
+            LIMIT o.depth
+        ) q
+        -- Not before the limit, which bounds the rows that are read here: the first tasks of a
+        -- level have waited longest. Without ageing no row is read.
+        WHERE CASE WHEN l.wait_s = 0 THEN true ELSE {{q.release_waited_s}} >= l.wait_s END
+        ORDER BY q.place LIMIT o.depth
+    ) f
 ) h
 ORDER BY o.key;
 

@@ -89,14 +89,26 @@ SELECT count(*) AS tasks FROM (
 ) f;
 
 -- name: ahead_by_key
--- The same for types that are released by key in the plain order: other keys count only up to
--- their room. Among the first `limit` tasks before it; `examined` is their number, `keys` the
--- number of their keys.
+-- The same for types that are released by key: other keys count only up to their room. With
+-- `ageing_s` the level of the position is the effective one. Among the first `limit` tasks before
+-- it; `examined` is their number, `keys` the number of their keys.
 WITH examined AS MATERIALIZED (
-    SELECT coalesce(t.key, '') AS key FROM task t
-    WHERE t.type = $type AND t.state = 'ready'
-      AND ({{t.release_order}}) < ({{$position.release_position}})
-    ORDER BY t.type, {{t.release_order}} LIMIT $limit
+    (SELECT coalesce(t.key, '') AS key FROM task t
+     WHERE $ageing_s::double precision IS NULL AND t.type = $type AND t.state = 'ready'
+       AND ({{t.release_order}}) < ({{$position.release_position}})
+     ORDER BY t.type, {{t.release_order}} LIMIT $limit)
+    UNION ALL
+    (SELECT h.key
+     FROM generate_series(0, 4) AS l (level)
+     CROSS JOIN LATERAL (
+         SELECT coalesce(t.key, '') AS key, {{t.release_keys}} FROM task t
+         WHERE t.type = $type AND t.state = 'ready' AND {{t.release_level}} = l.level::smallint
+         ORDER BY t.type, {{t.release_order}} LIMIT $limit
+     ) h
+     WHERE $ageing_s::double precision IS NOT NULL
+       AND (greatest(0, h.level - floor(greatest(0, {{h.release_waited_s}}) / $ageing_s::double precision)),
+            {{h.release_place_names}}) < ({{$position.release_position}})
+     LIMIT $limit)
 ), queue AS (
     SELECT key, count(*) AS tasks FROM examined GROUP BY key
 ), room AS (
@@ -118,55 +130,85 @@ FROM room;
 
 -- name: ahead_by_round_robin
 -- The same at its own level when keys are released by round robin: the tasks before it under its
--- own key, and the tasks that other keys release in as many rounds, up to
--- their room.
+-- own key, and the tasks that other keys release in as many rounds, up to their room. With
+-- `ageing_s` its own level is the effective one, which tasks of several `levels` may have, behind
+-- `above` tasks of levels above. Reads at most `limit` tasks of other keys; `more` if there are
+-- that many.
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT count(*) AS tasks FROM (
-        SELECT FROM task t
-        WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
-          AND {{t.release_level}} = ($position::bigint[])[1]::smallint AND t.key = $key
-          AND ({{t.release_place}}) < ({{$position.release_place_position}})
-        ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
+        SELECT FROM unnest($levels::smallint[]) AS l (level)
+        CROSS JOIN LATERAL (
+            SELECT {{t.release_keys}} FROM task t
+            WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
+              AND {{t.release_level}} = l.level AND t.key = $key
+              AND ({{t.release_place}}) < ({{$position.release_place_position}})
+            ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
+            LIMIT $limit
+        ) h
+        WHERE CASE WHEN $ageing_s::double precision IS NULL THEN true ELSE
+              greatest(0, h.level - floor(greatest(0, {{h.release_waited_s}}) / $ageing_s::double precision))
+              = ($position::bigint[])[1] END
         LIMIT $limit
     ) f
 ), scan AS (
-    (SELECT t.key, 1 AS n FROM task t
-     WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = ($position::bigint[])[1]::smallint
-     ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1)
+    (SELECT n.key, 1 AS n
+     FROM unnest($levels::smallint[]) AS l (level)
+     CROSS JOIN LATERAL (
+         SELECT t.key FROM task t
+         WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = l.level
+         ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
+     ) n
+     ORDER BY n.key LIMIT 1)
     UNION ALL
     SELECT f.key, w.n + 1
     FROM scan w
     CROSS JOIN LATERAL (
-        SELECT t.key FROM task t
-        WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = ($position::bigint[])[1]::smallint
-          AND t.key > w.key
-        ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
+        SELECT n.key
+        FROM unnest($levels::smallint[]) AS l (level)
+        CROSS JOIN LATERAL (
+            SELECT t.key FROM task t
+            WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL AND {{t.release_level}} = l.level
+              AND t.key > w.key
+            ORDER BY t.type, {{t.release_level}}, t.key LIMIT 1
+        ) n
+        ORDER BY n.key LIMIT 1
     ) f
     WHERE w.n < $limit::integer
-), others AS (
-    SELECT FROM scan w
+), read AS MATERIALIZED (
+    SELECT w.key, r.most, h.* FROM scan w
     CROSS JOIN LATERAL (
         SELECT max(s.weight) AS weight, coalesce(bool_or(s.paused), false) AS paused, max(s.max_in_flight) AS max_in_flight
         FROM type_key s WHERE s.type = $type AND s.key = w.key
     ) k
     CROSS JOIN LATERAL (
-        SELECT CASE WHEN k.paused THEN 0
-                    WHEN w.key <> '' AND coalesce(k.max_in_flight, y.max_per_key) IS NOT NULL
-                    THEN greatest(0, coalesce(k.max_in_flight, y.max_per_key) - (
-                        SELECT count(*) FROM task t
-                        WHERE t.type = $type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key))
-               END AS room
+        -- An upper bound: every other key is assumed to come before its own key in the round.
+        SELECT least(CASE WHEN k.paused THEN 0
+                          WHEN w.key <> '' AND coalesce(k.max_in_flight, y.max_per_key) IS NOT NULL
+                          THEN greatest(0, coalesce(k.max_in_flight, y.max_per_key) - (
+                              SELECT count(*) FROM task t
+                              WHERE t.type = $type AND t.state IN ('queued', 'running') AND t.tracked AND t.key = w.key))
+                     END,
+                     $limit, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $weight::integer + 1)) AS most
         FROM task_type y WHERE y.name = $type
     ) r
     CROSS JOIN LATERAL (
-        SELECT FROM task t
-        WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
-          AND {{t.release_level}} = ($position::bigint[])[1]::smallint AND t.key = w.key
-        ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
-        -- An upper bound: every other key is assumed to come before its own key in the round.
-        LIMIT least(r.room, $limit, coalesce(k.weight, 1) * ((SELECT tasks FROM own) / $weight::integer + 1))
-    ) f
+        SELECT q.* FROM unnest($levels::smallint[]) AS l (level)
+        CROSS JOIN LATERAL (
+            SELECT {{t.release_keys}} FROM task t
+            WHERE t.type = $type AND t.state = 'ready' AND t.key IS NOT NULL
+              AND {{t.release_level}} = l.level AND t.key = w.key
+            ORDER BY t.type, {{t.release_level}}, t.key, {{t.release_place}}
+            LIMIT r.most + $above::bigint
+        ) q
+    ) h
     WHERE w.key <> $key
     LIMIT $limit
+), others AS (
+    SELECT least(h.most, count(*)) AS tasks FROM read h
+    WHERE CASE WHEN $ageing_s::double precision IS NULL THEN true ELSE
+          greatest(0, h.level - floor(greatest(0, {{h.release_waited_s}}) / $ageing_s::double precision))
+          = ($position::bigint[])[1] END
+    GROUP BY h.key, h.most
 )
-SELECT (SELECT tasks FROM own) + (SELECT count(*) FROM others) AS tasks;
+SELECT ((SELECT tasks FROM own) + coalesce((SELECT sum(tasks) FROM others), 0))::bigint AS tasks,
+       (SELECT count(*) FROM read) >= $limit AS more;

@@ -78,9 +78,8 @@ class TaskType:
         problems = task_type.policy.problems()
         if problems:
             raise InvalidRecord("; ".join(problems), pointer="/retry_max_ms")
-        if task_type.ordered and (task_type.fair or task_type.max_per_key is not None):
-            field = "ageing_s" if task_type.ageing_s is not None else "finish_first"
-            raise InvalidRecord("cannot be combined with fair or max_per_key", pointer=f"/{field}")
+        if task_type.finish_first and (task_type.fair or task_type.max_per_key is not None):
+            raise InvalidRecord("cannot be combined with fair or max_per_key", pointer="/finish_first")
         return task_type
 
     def to_wire(self) -> dict[str, Any]:

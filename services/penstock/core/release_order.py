@@ -13,7 +13,7 @@ of its root, or a younger task of the flow would hide an older task of another o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -100,6 +100,23 @@ def level_of(head: Head, ageing_s: float | None) -> int:
     gained = max(0.0, head.waited_s) / ageing_s
     # Bounded before the conversion: a tiny `ageing_s` makes it infinite.
     return head.level - int(min(gained, head.level))
+
+
+def waits_s(level: int, oldest_s: Mapping[int, float], ageing_s: float | None) -> dict[int, float]:
+    """The levels whose tasks may have an effective level, with the seconds that tasks have waited.
+
+    A task that has waited for one more level may be selected there, before.
+
+    Args:
+        level: the effective level.
+        oldest_s: seconds that the first task of each level has waited; no other has waited longer.
+        ageing_s: seconds a level; None turns ageing off.
+    """
+    found = {level: 0.0}
+    if ageing_s is not None:
+        aged = {each: (each - level) * ageing_s for each in oldest_s if each > level}
+        found |= {each: wait_s for each, wait_s in aged.items() if oldest_s[each] >= wait_s}
+    return found
 
 
 def first(heads: Iterable[Head], limit: int, ageing_s: float | None) -> dict[int, int]:

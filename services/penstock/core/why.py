@@ -51,7 +51,7 @@ class Ahead:
         tasks: the number.
         more: the number is a lower bound, because the count stopped.
         about: the number is an estimate, because the position of the round robin among keys is not
-            known.
+            known, or which keys a release reads together.
     """
 
     tasks: int

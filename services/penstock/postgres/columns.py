@@ -74,10 +74,16 @@ SHOWN = tuple(column.name for column in COLUMNS if column.shown)
 
 # Lists of the keys by which ready tasks are released: the whole order, its level, and the place
 # within a level. `_keys` are expressions with their names, `_names` the names, `_position` the
-# elements of an array of values to compare with.
+# elements of an array of values to compare with. `release_waited_s` is how long a row with the
+# names has waited. Its lookups are not joins, which would read whole tables: our sessions have no
+# nested loops.
 _NAMED = tuple(f"{key.sql} AS {key.name}" for key in KEYS)
 _NAMES = tuple(f"{{t}}{key.name}" for key in KEYS)
 _POSITION = tuple(f"({{array}}::bigint[])[{n}]::{key.sql_type}" for n, key in enumerate(KEYS, 1))
+_WAITED_S = (
+    "extract(epoch FROM now() - coalesce((SELECT f.created_at FROM flow f WHERE f.id = {t}root_id), "
+    "(SELECT w.created_at FROM task w WHERE w.id = {t}root_id)))::double precision"
+)
 RELEASE_LISTS = {
     "release_order": tuple(key.sql for key in KEYS),
     "release_level": (KEYS[0].sql,),
@@ -88,6 +94,7 @@ RELEASE_LISTS = {
     "release_place_names": _NAMES[1:],
     "release_position": _POSITION,
     "release_place_position": _POSITION[1:],
+    "release_waited_s": (_WAITED_S,),
     "release_nulls": ("NULL",) * len(KEYS),
 }
 

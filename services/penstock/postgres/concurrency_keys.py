@@ -71,8 +71,8 @@ async def change(
             observe(before, await _one(connection, type_name, concurrency_key))
     if row is None:
         raise Conflict(
-            f"type {type_name} has ageing_s or finish_first, which cannot be combined with settings of concurrency keys: "
-            f"`penstock types set {type_name} --ageing-s none --no-finish-first` removes both"
+            f"type {type_name} has finish_first, which cannot be combined with settings of concurrency keys: "
+            f"`penstock types set {type_name} --no-finish-first` removes it"
         )
     return row
 

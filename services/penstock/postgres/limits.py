@@ -118,13 +118,13 @@ class PageSize:
     """Bounds of a page of key queues.
 
     Attributes:
-        level: the priority of the tasks, or of their root flows.
+        waits_s: levels, with the seconds that tasks must have waited; see `release_order.waits_s`.
         tasks: most tasks that will be selected from it.
         keys: most concurrency keys.
         excluded: tasks that are left out.
     """
 
-    level: int
+    waits_s: Mapping[int, float]
     tasks: int
     keys: int
     excluded: Sequence[int] = ()
@@ -133,7 +133,7 @@ class PageSize:
 async def key_queues(
     session: Session, task_type: TaskType, size: PageSize, first: str, end: str | None = None
 ) -> list[KeyQueue]:
-    """The queues of a level, ordered by concurrency key, including keys without room.
+    """The queues of some levels, merged, ordered by concurrency key, including keys without room.
 
     Args:
         session: the owner of the type.
@@ -145,7 +145,8 @@ async def key_queues(
     rows = await session.fetch(
         "limits.key_queues",
         type=task_type.name,
-        level=size.level,
+        levels=list(size.waits_s),
+        waits_s=list(size.waits_s.values()),
         first=first,
         end=end,
         keys=size.keys,
@@ -169,33 +170,31 @@ async def key_queues(
 async def release_selected(
     session: Session,
     task_type: TaskType,
-    ids: Sequence[int],
+    levels: Mapping[int, int],
     take_confirmed: Callable[[], list[int]],
     version: str,
-    levels: Mapping[int, int] | None = None,
 ) -> Released:
     """Releases those of the selected tasks that are still ready and that no transaction locks.
 
     Args:
         session: the owner of the type.
         task_type: the type of the tasks.
-        ids: the tasks, in order of release.
+        levels: the tasks by id, in order of release, with their effective levels; workers keep this
+            order by them.
         take_confirmed: returns the batches that Kafka has; their rows in `release` are deleted.
         version: of the type as it was loaded; if it has changed since, all tasks count as locked.
-        levels: effective levels by id, by which workers keep this order; None stands for the
-            priorities.
     """
     rows = await session.fetch(
         "limits.release_selected",
         type=task_type.name,
-        ids=list(ids),
+        ids=list(levels),
         confirmed=take_confirmed(),
         version=version,
     )
-    order = {task_id: number for number, task_id in enumerate(ids)}
+    order = {task_id: number for number, task_id in enumerate(levels)}
     rows.sort(key=lambda row: order[row["id"]])
     released = {row["id"] for row in rows}
-    locked = [task_id for task_id in ids if task_id not in released]
+    locked = [task_id for task_id in levels if task_id not in released]
     if not rows:
         return Released(None, locked)
     return Released(Batch(rows[0]["release_id"], [ready_of(task_type, row, levels) for row in rows]), locked)

@@ -133,8 +133,8 @@ async def _upsert(connection: Any, task_type: TaskType) -> asyncpg.Record:
     except asyncpg.CheckViolationError as error:
         # The JSON Schema excludes all other violations.
         raise Conflict(
-            f"type {task_type.name} has settings of concurrency keys, which cannot be combined with ageing_s "
-            f"or finish_first: `penstock types keys reset {task_type.name} KEY` removes those of a key"
+            f"type {task_type.name} has settings of concurrency keys, which cannot be combined with "
+            f"finish_first: `penstock types keys reset {task_type.name} KEY` removes those of a key"
         ) from error
     return row
 

@@ -9,7 +9,7 @@ import asyncpg
 import orjson
 
 from penstock.core.attempt import AttemptId
-from penstock.core.release_order import START, Head, level_of, position_in
+from penstock.core.release_order import START, Head, Position, level_of, position_in
 from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED, Ahead, Facts, FlowPriority
 from penstock.errors import NotFound
@@ -88,19 +88,20 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
 
 async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:
     """How many tasks are released before a ready task, by the order of release of its type."""
-    if row["keyed"]:
-        return await (_by_round_robin(pool, row) if row["fair"] else _by_key(pool, row))
-    if row["ageing_s"] is None and not row["finish_first"]:
-        return await _by_priority(pool, row)
     waited_s = (row["now"] - row["waits_since"]).total_seconds()
     begun = row["step"] > 0 and row["tracked"]
     _, *place = position_in(row)
     level = level_of(Head(tuple(place), row["level"], waited_s, begun), row["ageing_s"])
+    position = (level, *place)
+    if row["keyed"]:
+        return await (_by_round_robin if row["fair"] else _by_key)(pool, row, position)
+    if row["ageing_s"] is None and not row["finish_first"]:
+        return _counted(await fetchval(pool, "why.ahead", row["type"], position, COUNTED + 1))
     ahead = await fetchval(
         pool,
         "why.ahead_in_order",
         type=row["type"],
-        position=[level, *place],
+        position=position,
         limit=COUNTED + 1,
         ageing_s=row["ageing_s"],
         finish_first=row["finish_first"],
@@ -109,36 +110,48 @@ async def _ahead(pool: Any, row: asyncpg.Record) -> Ahead:
     return _counted(ahead)
 
 
-async def _by_priority(pool: Any, row: asyncpg.Record) -> Ahead:
-    return _counted(await fetchval(pool, "why.ahead", row["type"], position_in(row), COUNTED + 1))
-
-
-async def _by_key(pool: Any, row: asyncpg.Record, *, levels_above: bool = False) -> Ahead:
-    """Counts tasks of all levels up to the task's own, or only of the levels above it."""
-    before = (row["level"], *START[1:]) if levels_above else position_in(row)
+async def _before(pool: Any, row: asyncpg.Record, position: Position) -> asyncpg.Record:
+    """Counts tasks before a position, whose level is the effective one."""
     [counted] = await fetch(
-        pool, "why.ahead_by_key", type=row["type"], position=before, limit=COUNTED + 1, key=row["key"]
+        pool,
+        "why.ahead_by_key",
+        type=row["type"],
+        position=position,
+        limit=COUNTED + 1,
+        key=row["key"],
+        ageing_s=row["ageing_s"],
     )
+    return counted
+
+
+async def _by_key(pool: Any, row: asyncpg.Record, position: Position) -> Ahead:
+    counted = await _before(pool, row, position)
     return Ahead(
         min(counted["tasks"], COUNTED),
         more=counted["examined"] > COUNTED,
-        about=counted["keys"] > MAX_KEYS_BY_ID,
+        # With ageing, keys of tasks that are not before it count for a page, too.
+        about=counted["keys"] > MAX_KEYS_BY_ID or row["ageing_s"] is not None,
     )
 
 
-async def _by_round_robin(pool: Any, row: asyncpg.Record) -> Ahead:
-    above = await _by_key(pool, row, levels_above=True)
-    same_level = await fetchval(
+async def _by_round_robin(pool: Any, row: asyncpg.Record, position: Position) -> Ahead:
+    level, ageing_s = position[0], row["ageing_s"]
+    above = await _before(pool, row, (level, *START[1:]))
+    [same_level] = await fetch(
         pool,
         "why.ahead_by_round_robin",
         type=row["type"],
-        position=position_in(row),
+        position=position,
+        levels=[level] if ageing_s is None else list(range(level, len(Priority))),
+        above=0 if ageing_s is None else above["examined"],
         limit=COUNTED + 1,
         key=row["key"],
         weight=row["weight"],
+        ageing_s=ageing_s,
     )
-    tasks = above.tasks + same_level
-    return Ahead(min(tasks, COUNTED), more=above.more or tasks > COUNTED, about=True)
+    tasks = above["tasks"] + same_level["tasks"]
+    more = above["examined"] > COUNTED or same_level["more"] or tasks > COUNTED
+    return Ahead(min(tasks, COUNTED), more=more, about=True)
 
 
 def _counted(tasks: int) -> Ahead:

@@ -26,7 +26,7 @@ from penstock.postgres import limits, release
 from penstock.postgres.limits import TypeVersion
 from penstock.postgres.release import Batch, Released
 from penstock.postgres.session import Session
-from penstock.task_sync.key_scan import KeyScan, PageBudget, Round
+from penstock.task_sync.key_scan import KeyScan, KeySelection, Round
 
 # Most tasks that one statement examines to set their empty key, or to track them.
 EMPTY_KEYS_PER_STATEMENT = 5_000
@@ -78,7 +78,7 @@ class _TypeState:
         empty_keys_position: where that scan continues.
         empty_keys_set: the first such scan is complete.
         empty_keys_locked: that scan met tasks that other transactions lock.
-        cursors: the round robin of each level.
+        cursors: the round robin of each effective level.
         round: where the next release continues with the keys of a level; None at their end.
         woken: the type was woken since that round began.
     """
@@ -275,7 +275,7 @@ class ReleaseLimiter:
         released = Released(None, [])
         if levels:
             released = await limits.release_selected(
-                self._session, task_type, list(levels), take_confirmed, self._version(name), levels
+                self._session, task_type, levels, take_confirmed, self._version(name)
             )
         result = self._result(name, released, limit)
         if not result.more and state.begun_position is not None:
@@ -347,37 +347,35 @@ class ReleaseLimiter:
         take_confirmed: Callable[[], list[int]],
     ) -> ReleaseResult:
         more = await self._set_empty_keys(task_type, state)
-        selected: list[int] = []
-        selected_by_key: dict[str, int] = {}
-        unfinished = False
-        budget = PageBudget(PAGES_PER_RELEASE)
-        excluded = self._excluded(task_type.name)
+        name, unfinished = task_type.name, False
+        selected = KeySelection(self._session, task_type, limit, PAGES_PER_RELEASE, self._excluded(name))
+        if task_type.ageing_s is not None:
+            oldest = await limits.heads(self._session, task_type, 1, selected.excluded)
+            selected.oldest_s = {head.level: head.waited_s for head in oldest}
         continued, state.round = state.round, None
         if continued is None:
             state.woken = False
         for level in Priority:
             if continued is not None and level < continued.level:
                 continue
-            cursor = state.cursors.get(level, Cursor())
-            scan = KeyScan(self._session, task_type, level, cursor, selected_by_key, budget, excluded)
+            scan = KeyScan(selected, level, state.cursors.get(level, Cursor()))
             unfinished = await scan.select(
-                selected, limit, continued if continued is not None and continued.level == level else None
+                continued if continued is not None and continued.level == level else None
             )
             state.cursors[level], state.round = scan.cursor, scan.round
             if scan.full:
-                self._wake_after(task_type.name, FULL_POLL_S)
-            if unfinished or len(selected) >= limit:
+                self._wake_after(name, FULL_POLL_S)
+            if unfinished or selected.left <= 0:
                 break
         # A key that this round has passed may have got room since.
         more = more or unfinished or (continued is not None and state.woken)
-        if not selected:
-            released = Released(None, [])
-        else:
+        released = Released(None, [])
+        if selected.levels:
             released = await limits.release_selected(
-                self._session, task_type, selected, take_confirmed, self._version(task_type.name)
+                self._session, task_type, selected.levels, take_confirmed, self._version(name)
             )
-        result = self._result(task_type.name, released, limit)
-        return ReleaseResult(result.batch, more or result.more or len(selected) >= limit)
+        result = self._result(name, released, limit)
+        return ReleaseResult(result.batch, more or result.more or selected.left <= 0)
 
     async def _set_empty_keys(self, task_type: TaskType, state: _TypeState) -> bool:
         """Sets the empty key on tasks without a key; True until the first scan is complete."""

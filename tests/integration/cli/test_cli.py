@@ -239,12 +239,14 @@ async def test_an_error_about_a_field_names_its_option(penstock: Invoke) -> None
 
 
 async def test_conflicting_orders_of_a_type_name_the_command_that_resolves_them(penstock: Invoke) -> None:
-    """S4, O8: ageing excludes settings of concurrency keys, and each error names the way out."""
-    assert (await penstock("types", "set", "media", "--ageing-s", "60")).exit_code == 0
+    """S4, O8: finish_first excludes settings of concurrency keys, and each error names the way
+    out. Ageing does not."""
+    set_both = ("types", "set", "media", "--ageing-s", "60", "--finish-first")
+    assert (await penstock(*set_both)).exit_code == 0
     refused = await penstock("types", "keys", "set", "media", "acme", "--weight", "2")
     assert refused.exit_code == 3
-    assert "penstock types set media --ageing-s none --no-finish-first" in refused.stderr
-    way_out = ("types", "set", "media", "--ageing-s", "none", "--no-finish-first")
+    assert "penstock types set media --no-finish-first" in refused.stderr
+    way_out = ("types", "set", "media", "--no-finish-first")
     assert (await penstock(*way_out)).exit_code == 0
     assert (await penstock("types", "keys", "set", "media", "acme", "--weight", "2")).exit_code == 0
     refused = await penstock("types", "set", "media", "--finish-first")

@@ -57,8 +57,15 @@ async def insert_tasks(pool):
 
 @pytest.mark.parametrize(
     "settings_of_type",
-    [{}, {"max_in_flight": 100}, {"max_per_key": 100}, {"ageing_s": 1e6}, {"finish_first": True}],
-    ids=lambda given: next(iter(given), "plain"),
+    [
+        {},
+        {"max_in_flight": 100},
+        {"max_per_key": 100},
+        {"ageing_s": 1e6},
+        {"ageing_s": 1e6, "max_per_key": 100},
+        {"finish_first": True},
+    ],
+    ids=lambda given: " ".join(given) or "plain",
 )
 @pytest.mark.parametrize("limit", [1, 1_000])
 async def test_a_flow_takes_the_place_of_one_task(owner, pool, settings_of_type, limit):

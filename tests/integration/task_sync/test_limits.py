@@ -135,8 +135,8 @@ async def test_a_new_limit_counts_tasks_in_flight(settings, pool):
 
 @pytest.mark.parametrize(
     "before",
-    [{}, {"max_in_flight": 9}, {"fair": True}, {"ageing_s": 60.0}],
-    ids=["plain", "limit", "keys", "order"],
+    [{}, {"max_in_flight": 9}, {"fair": True}, {"ageing_s": 60.0}, {"fair": True, "ageing_s": 60.0}],
+    ids=["plain", "limit", "keys", "order", "keys and order"],
 )
 async def test_an_outdated_type_is_not_released(database, pool, before):
     """S5: an owner that has not yet received the notification of a pause or a new limit releases no
@@ -333,16 +333,18 @@ async def advance_to(pool, ids):
     assert len((await advance.advance(pool, endings)).applied) == len(ids)
 
 
-async def test_ageing_and_concurrency_keys_conflict(pool):
-    """S5: settings of concurrency keys conflict with ageing_s and finish_first, in either order."""
-    await register(pool, ageing_s=1.0)
-    with pytest.raises(Conflict, match="ageing_s"):
+async def test_finish_first_and_concurrency_keys_conflict(pool):
+    """S5: settings of concurrency keys conflict with finish_first, in either order, and not with
+    ageing_s."""
+    await register(pool, ageing_s=1.0, finish_first=True)
+    with pytest.raises(Conflict, match="finish_first"):
         await concurrency_keys.change(pool, "t", "a", ConcurrencyKeyChange(paused=True))
-    await register(pool)
+    await register(pool, ageing_s=1.0)
     await concurrency_keys.change(pool, "t", "a", ConcurrencyKeyChange(paused=True))
     with pytest.raises(Conflict, match="settings of concurrency keys"):
         await register(pool, finish_first=True)
     for field in ("fair", "max_per_key"):
         with pytest.raises(InvalidRecord) as refused:
-            TaskType.from_wire({"name": "t", "ageing_s": 1.0, field: True})
-        assert refused.value.pointer == "/ageing_s"
+            TaskType.from_wire({"name": "t", "ageing_s": 1.0, "finish_first": True, field: True})
+        assert refused.value.pointer == "/finish_first"
+        assert TaskType.from_wire({"name": "t", "ageing_s": 1.0, field: True}).ordered

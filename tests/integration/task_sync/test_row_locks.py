@@ -41,6 +41,7 @@ TYPES = {
     "ageing": {"ageing_s": 60.0},
     "by key": {"max_per_key": 1_000},
     "fair": {"fair": True},
+    "ageing by key": {"ageing_s": 60.0, "fair": True, "max_per_key": 1_000},
 }
 
 
@@ -126,7 +127,8 @@ async def test_new_topics_do_not_delay_owned_types(settings, pool, monkeypatch):
         assert not service.done()
 
 
-async def test_a_release_reads_a_bounded_number_of_keys(pool, database, monkeypatch):
+@pytest.mark.parametrize("ageing_s", [None, 1e-6])
+async def test_a_release_reads_a_bounded_number_of_keys(pool, database, monkeypatch, ageing_s):
     """S12: among many concurrency keys without room, each release reads a few pages of keys, so
     that other types have their turn. Together the releases find the one key with room, and come to
     an end."""
@@ -139,7 +141,7 @@ async def test_a_release_reads_a_bounded_number_of_keys(pool, database, monkeypa
 
     really = limits.key_queues
     monkeypatch.setattr(limits, "key_queues", key_queues)
-    await register(pool, max_per_key=1)
+    await register(pool, max_per_key=1, ageing_s=ageing_s)
     for number in range(100):
         await submit(pool, 1, key=f"k{number:03}")
     await pool.execute("UPDATE task SET state = 'queued', tracked = true")

@@ -361,3 +361,18 @@ async def test_a_strict_type_refuses_a_key_with_another_context(kit):
             await pipeline.submit(order, {"a": 2}, idempotency_key="k")
         assert refused.value.pointer == "/idempotency_key"
         assert str(first.id) in refused.value.reason
+
+
+async def test_a_type_with_ageing_and_concurrency_keys(kit):
+    """A type may have both; ageing and keys change no result."""
+    order = kit.name("order")
+
+    @kit.worker.stage(f"{order}.start")
+    async def start(task):
+        return Done(task.context)
+
+    settings = {"ageing_s": 60, "fair": True, "max_per_key": 1}
+    async with kit(types={order: settings}) as pipeline:
+        for number, key in enumerate(("a", "a", "b")):
+            run = await pipeline.run(order, number, key=key, priority="LOWEST")
+            assert (run.state, run.result) == ("succeeded", number)

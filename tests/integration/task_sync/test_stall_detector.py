@@ -14,7 +14,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.errors import CannotStart, SettingsError, Stalled
 from penstock.ingest import reader
-from penstock.postgres import release, tasks, types
+from penstock.postgres import ownership, release, tasks, types
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
 
@@ -139,6 +139,27 @@ async def test_an_unresponsive_release_ends_the_process_without_loss(settings, p
     async with running_service(create_app(settings)):
         await wait_until(queued)
     assert len(await read(settings.kafka, f"{settings.prefix}ready.t")) == 1
+
+
+async def test_acquiring_many_types_does_not_stall(settings, pool, monkeypatch):
+    """S7, O2a: each lock is progress, also when all of them take longer than the stall timeout. The
+    process would end, and the next one would begin anew, without end."""
+    for number in range(14):
+        await types.register(pool, types.TaskType(name=f"t{number}", partitions=1))
+    await tasks.submit(pool, [Submission(type="t", context=Context.encode(None))])
+    lock = ownership.lock
+
+    async def slow_lock(*arguments):
+        await asyncio.sleep(STALL_S / 10)
+        return await lock(*arguments)
+
+    monkeypatch.setattr(ownership, "lock", slow_lock)
+
+    async def queued():
+        return await states(pool) == {"queued": 1}
+
+    async with running_service(create_app(settings)):
+        await wait_until(queued)
 
 
 async def test_a_release_that_waits_for_a_lock_does_not_stall(settings, pool):

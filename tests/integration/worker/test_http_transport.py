@@ -144,7 +144,7 @@ async def test_the_tasks_of_a_lost_answer_reach_their_worker(gateway, kafka_serv
     ids = await released(gateway, kafka_servers, prefix, database, 6, lease_ms=600_000)
     runs = defaultdict(int)
     async with losing_proxy(gateway.url) as (url, lost):
-        worker = Worker(WorkerSettings(worker_gateway=url, max_in_flight=4))
+        worker = Worker(WorkerSettings(worker_gateway=url, pool=4, backlog=0))
 
         @worker.stage("t.start")
         async def start(task):

@@ -51,7 +51,8 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- First what needs the strongest lock: taken second, it would wait once more, with writers behind it.
+-- First what needs the strongest lock: taken second, it would wait once more, and writers behind
+-- it.
 DROP TRIGGER task_end_announced ON penstock.task;
 DROP TRIGGER task_flow_ended ON penstock.task;
 CREATE TRIGGER task_ended AFTER UPDATE ON penstock.task REFERENCING OLD TABLE AS old_tasks NEW TABLE AS new_tasks

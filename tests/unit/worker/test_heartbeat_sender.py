@@ -151,7 +151,7 @@ class TaskSource:
         self.requests.append(max_records)
         return {}
 
-    async def post(self, _path, body):
+    async def post(self, _path, body, _headers=None):
         self.requests.append(body["max"])
         return {"tasks": []}, 0.0
 

@@ -24,7 +24,7 @@ class Gateway:
     def __init__(self):
         self.lines = []
 
-    async def post(self, _path, body):
+    async def post(self, _path, body, _headers=None):
         encoded = orjson.dumps(body)
         assert len(encoded) <= MAX_BODY_BYTES
         for chunk in read_logs(orjson.loads(encoded)):

@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from penstock.concurrency.stall_detector import LoopWatchdog
 from penstock.errors import (
     CannotStart,
     Conflict,
+    Fatal,
     Forbidden,
     Invalid,
     KafkaRefused,
@@ -184,17 +185,10 @@ async def run_all(*parts: Awaitable[None]) -> None:
     """Runs all parts of a service concurrently until all end; cancels the rest when one fails.
 
     Raises:
+        Fatal: a part was cancelled, and nobody had asked for it.
         Exception: the first failure, as it was raised.
     """
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await _run_until(lambda tasks: not tasks, [asyncio.ensure_future(part) for part in parts])
 
 
 async def run_with_background(main: Awaitable[None], *background: Awaitable[None]) -> None:
@@ -205,12 +199,21 @@ async def run_with_background(main: Awaitable[None], *background: Awaitable[None
     """
     main_task = asyncio.ensure_future(main)
     tasks = [main_task, *(asyncio.ensure_future(part) for part in background)]
+    await _run_until(lambda tasks: main_task not in tasks, tasks)
+
+
+async def _run_until(
+    ended: Callable[[Collection[asyncio.Future[None]]], bool], tasks: Collection[asyncio.Future[None]]
+) -> None:
+    """Waits until `ended` is true of the tasks that still run; cancels these at the end."""
     try:
-        while not main_task.done():
-            done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        while not ended(tasks):
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
+                if task.cancelled():
+                    # Without it, the others would go on as if nothing were missing.
+                    raise Fatal("a part of this process was cancelled, and nobody had asked for it")
                 task.result()
-            tasks = [task for task in tasks if not task.done()]
     finally:
         for task in tasks:
             task.cancel()

@@ -26,7 +26,7 @@ STALL_S = 20
 @pytest.mark.long
 @pytest.mark.alone
 async def test_topics_that_take_no_records_are_charged_to_no_attempt(tmp_path):
-    """S11, T4, O2: no topic takes records, for longer than a stall. The services that write report
+    """S11, T4, O2: no topic takes records, for longer than a stall. A service that writes reports
     it, none ends, and everything goes on by itself."""
     log = (tmp_path / "cluster.log").open("w", encoding="utf-8", buffering=1)
     supervisor = Supervisor(lambda name, line: print(name, line, file=log), run_dir=tmp_path / "cluster-run")
@@ -56,7 +56,8 @@ async def test_topics_that_take_no_records_are_charged_to_no_attempt(tmp_path):
                 yield
                 await cluster.brokers[STOPPED].start()
 
-            reports = dict.fromkeys(("gateway", "stages"), frozenset({"writes"}))
+            # Other services report writes only if some of theirs are under way.
+            reports = {"gateway": frozenset({"writes"})}
             async with nothing_charged(scenario, target):
                 await wave_through(scenario, "no writes", outage, reports, seconds=1.5 * STALL_S)
     finally:

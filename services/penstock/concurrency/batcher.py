@@ -9,6 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
+from penstock.concurrency.cancellation import own_cancellation
+from penstock.errors import Fatal
+
 T = TypeVar("T")
 
 
@@ -121,7 +124,9 @@ class Batcher(Generic[T]):
                 self._previous = len(batch)
                 self._writing += len(batch)
                 try:
-                    await self._write(batch)
+                    # A writer that ended by itself would keep its batch, and `wait_idle` for ever.
+                    with own_cancellation(_ended_by_itself):
+                        await self._write(batch)
                 finally:
                     self._writing -= len(batch)
         except Exception as error:  # noqa: BLE001 (raised by `run`)
@@ -158,3 +163,7 @@ class Batcher(Generic[T]):
         if not self._waiting:
             self._urgent.clear()
         return batch
+
+
+def _ended_by_itself() -> Fatal:
+    return Fatal("a write was cancelled, and nobody had asked for it")

@@ -15,8 +15,7 @@ import asyncpg
 from aiohttp import ClientError, web
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.ready import ReadyTask
-from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, handed_back
+from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results
 from penstock.contracts.task_type import TaskType
 from penstock.core.attempt import AttemptId
 from penstock.core.idle_backoff import IdleBackoff
@@ -41,6 +40,7 @@ from penstock.gateway.ready_consumer import ReadyConsumer
 from penstock.gateway.report_entries import BeatEntry, heartbeats_of, parse_entries
 from penstock.gateway.report_limiter import ReportLimiter
 from penstock.gateway.result_contexts import store_contexts
+from penstock.gateway.returns import Returns
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.visibility import visible_ids
 from penstock.http.server import body_bytes, respond
@@ -87,6 +87,7 @@ class WorkerRoutes:
         )
         self._running: set[asyncio.Task[None]] = set()
         self._answers = HoldAnswers()
+        self._returns = Returns(lambda worker, results: self._send(worker, [], results))
         self.seen = HttpWorkers()
 
     def routes(self) -> list[web.RouteDef]:
@@ -94,11 +95,15 @@ class WorkerRoutes:
         return [web.post("/hold_task", self.hold), web.post("/set_task", self.set)]
 
     async def close(self) -> None:
-        """Answers the requests that wait, completes the claims under way, and leaves all groups."""
+        """Answers the requests that wait, completes claims under way, and leaves all groups."""
         for consumer in self._consumers.values():
             consumer.close()
         if self._running:
             await asyncio.wait(self._running)
+
+    async def close_returns(self) -> None:
+        """Completes the return of tasks, once no answer is under way."""
+        await self._returns.close()
 
     async def hold(self, request: web.Request) -> web.Response:
         """POST /hold_task: answers once a task is available, or without tasks after `wait_s`."""
@@ -119,8 +124,7 @@ class WorkerRoutes:
         most = int(raw.get("max", 1))
         answer, lost = self._answers.asked(raw["worker"], raw["type"], request.headers.get(REQUEST_KEY))
         claimed, stale = repeatable(lost, most, asyncio.get_running_loop().time())
-        if stale:
-            await self._return_tasks(raw["worker"], stale)
+        self._returns.add(raw["worker"], stale)
         if not claimed.tasks:
             claimed = await self._consumer(task_type).hold(
                 raw["worker"],
@@ -129,8 +133,8 @@ class WorkerRoutes:
                 lambda: _is_connected(request) and not answer.asked_again,
                 {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
             )
-        if answer.asked_again and claimed.tasks:
-            await self._return_tasks(raw["worker"], claimed.tasks)
+        if answer.asked_again:
+            self._returns.add(raw["worker"], claimed.tasks)
             claimed = ClaimedTasks.none()
         if not claimed.tasks:
             request[NOTHING_CHANGED] = True
@@ -143,24 +147,8 @@ class WorkerRoutes:
         response = respond(body)
         self._answers.keep(answer, claimed, response.content_length or 0)
         if not await _write_response(request, response) and answer.take():
-            await self._return_tasks(raw["worker"], claimed.tasks)
+            self._returns.add(raw["worker"], claimed.tasks)
         return response
-
-    async def _return_tasks(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
-        """Retries tasks that their worker never received at once, without counting a failure."""
-        log.info(
-            "A worker disconnected before it received its tasks; they are retried",
-            extra={"event": "tasks_returned", "worker": worker, "tasks": len(tasks)},
-        )
-        reason = "the worker disconnected before it received the task"
-        results = [handed_back(task.fence, reason) for task in tasks]
-        try:
-            await self._send(worker, [], results)
-        except Unavailable as error:
-            log.warning(
-                "Cannot return tasks that were not delivered; they are retried when their leases expire",
-                extra={"event": "return_failed", "worker": worker, "error": error},
-            )
 
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: sends valid entries to Kafka, and reports the faults of others."""

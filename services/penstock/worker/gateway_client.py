@@ -13,6 +13,7 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
+from penstock.concurrency.cancellation import own_cancellation
 from penstock.core.delivery import parse_retry_after
 from penstock.discovery import deployment_header
 from penstock.errors import (
@@ -261,10 +262,12 @@ class GatewayClient:
         session = self._session
         try:
             url = as_given(self._url + path)
-            async with session.post(url, data=orjson.dumps(body), headers=headers) as response:
-                arrived_s = asyncio.get_running_loop().time()
-                data = await response.read()
-                retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
+            # The failure of another request may close the session while this one resolves a name.
+            with own_cancellation(_closed_by_another):
+                async with session.post(url, data=orjson.dumps(body), headers=headers) as response:
+                    arrived_s = asyncio.get_running_loop().time()
+                    data = await response.read()
+                    retry_after_s = parse_retry_after(response.headers.get("Retry-After"), datetime.now(UTC))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             await self._on_failure(session)
             raise GatewayUnavailable(
@@ -321,6 +324,10 @@ class GatewayClient:
             reason = f"no gateway answers at {self._url}: {path} is answered 200 with {excerpt!r}"
             raise GatewayUnavailable(reason)
         return answer
+
+
+def _closed_by_another() -> aiohttp.ClientConnectionError:
+    return aiohttp.ClientConnectionError("another request closed the connections")
 
 
 def _make_session() -> aiohttp.ClientSession:

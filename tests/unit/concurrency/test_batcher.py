@@ -9,6 +9,7 @@ import pytest
 
 from penstock.concurrency import batcher as module
 from penstock.concurrency.batcher import Batcher
+from penstock.errors import Fatal
 
 
 class Writer:
@@ -196,3 +197,17 @@ async def test_cancelling_run_ends_the_writes() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert writer.batches == [[1]]
+
+
+async def test_a_write_that_is_cancelled_by_itself_is_an_error() -> None:
+    """A library that cancels a part of itself must not end the writer without an error."""
+
+    async def write(_items: Sequence[int]) -> None:
+        raise asyncio.CancelledError
+
+    batcher = Batcher(write)
+    batcher.add(1)
+    with pytest.raises(Fatal, match="nobody had asked"):
+        await batcher.wait_idle()
+    with pytest.raises(Fatal, match="nobody had asked"):
+        await batcher.run()

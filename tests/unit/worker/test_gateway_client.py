@@ -4,6 +4,8 @@ import asyncio
 import socket
 from contextlib import asynccontextmanager
 
+import aiohttp
+import aiohttp.resolver
 import pytest
 
 from penstock.errors import GatewayUnavailable
@@ -64,3 +66,39 @@ async def test_a_gateway_that_does_not_answer_is_named_with_its_variable_and_a_s
                 await gateway.post("/hold_task", {"type": "t"})
     assert str(refused.value).startswith(f"no gateway answers at {url} (PENSTOCK_WORKER_GATEWAY): ")
     assert "ConnectionKey" not in str(refused.value)
+
+
+@pytest.fixture
+def resolving(monkeypatch):
+    """No name is resolved; set when one is looked up."""
+    began = asyncio.Event()
+
+    async def resolve(*_arguments, **_options):
+        began.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(aiohttp.resolver.DefaultResolver, "resolve", resolve)
+    return began
+
+
+async def test_a_request_whose_name_is_resolved_while_another_closes_the_connections_fails(resolving):
+    """H6: aiohttp cancels such a request. A part of the worker would end without an error."""
+    async with GatewayClient("http://gateway.test") as gateway:
+        requests = [asyncio.create_task(gateway.post("/hold_task", {"type": "t"})) for _ in range(2)]
+        await resolving.wait()
+        session = gateway._session
+        for _ in range(RECONNECT_AFTER):
+            await gateway._on_failure(session)
+        for request in requests:
+            with pytest.raises(GatewayUnavailable, match="another request closed the connections"):
+                await request
+
+
+async def test_a_request_is_cancelled_with_its_task(resolving):
+    """The stop of a worker is no failure of its gateway."""
+    async with GatewayClient("http://gateway.test") as gateway:
+        request = asyncio.create_task(gateway.post("/hold_task", {"type": "t"}))
+        await resolving.wait()
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request

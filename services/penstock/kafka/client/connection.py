@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.message_accumulator import MessageAccumulator
 
+from penstock.concurrency import cancellation
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.client.consumer import Consumer
 from penstock.kafka.client.links import begin_close, guard_connections
@@ -129,30 +130,13 @@ def make_consumer(settings: Kafka, group: str | None, *topics: str, **options: A
 Client = TypeVar("Client", bound=AIOKafkaProducer | Consumer)
 
 
-@contextmanager
-def own_cancellation() -> Iterator[None]:
+def own_cancellation() -> AbstractContextManager[None]:
     """Cancels the block if its task was cancelled, and only then.
 
-    aiokafka mixes up the cancellation of its caller with that of its own tasks while it closes. A
-    service would go on instead of stopping, or a reader would end without an error.
-
     Raises:
-        KafkaUnavailable: the client library cancelled a part of itself.
+        KafkaUnavailable: in the block, when the client library cancelled a part of itself.
     """
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
-
-    def cancelled() -> bool:
-        return task is not None and task.cancelling() > before
-
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        if not cancelled():
-            raise KafkaUnavailable("Kafka: the client has closed itself") from error
-        raise
-    if cancelled():
-        raise asyncio.CancelledError
+    return cancellation.own_cancellation(lambda: KafkaUnavailable("Kafka: the client has closed itself"))
 
 
 async def start(client: AIOKafkaProducer | Consumer) -> None:

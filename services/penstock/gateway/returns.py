@@ -1,0 +1,67 @@
+"""Returns tasks that their workers never received, without charging their attempts.
+
+In doubt it tries again until the gateway stops: what loses an answer often cuts off Kafka, too.
+Only then the tasks wait for their leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from penstock.concurrency.retry import retry_until_available
+from penstock.contracts.ready import ReadyTask
+from penstock.contracts.result import StageResult, handed_back
+
+log = logging.getLogger(__name__)
+
+# Seconds that a stop waits for Kafka to take the returned tasks.
+STOP_S = 5.0
+
+
+class Returns:
+    """Tasks that are being returned.
+
+    Args:
+        send: writes results of a worker, and the ends of their leases.
+    """
+
+    def __init__(self, send: Callable[[str, Sequence[StageResult]], Awaitable[None]]) -> None:
+        self._send = send
+        self._returning: set[asyncio.Task[None]] = set()
+
+    def add(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
+        """Returns tasks of a worker in the background."""
+        if not tasks:
+            return
+        returning = asyncio.create_task(self._return(worker, tasks))
+        self._returning.add(returning)
+        returning.add_done_callback(self._returning.discard)
+
+    async def close(self) -> None:
+        """Waits until all are returned, for at most `STOP_S` seconds."""
+        if not self._returning:
+            return
+        _done, late = await asyncio.wait(self._returning, timeout=STOP_S)
+        for returning in late:
+            returning.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _return(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
+        log.info(
+            "A worker disconnected before it received its tasks; they are retried",
+            extra={"event": "tasks_returned", "worker": worker, "tasks": len(tasks)},
+        )
+        reason = "the worker disconnected before it received the task"
+        results = [handed_back(task.fence, reason) for task in tasks]
+        try:
+            await retry_until_available(
+                lambda: self._send(worker, results), waiting_for="return of tasks that were not received"
+            )
+        except asyncio.CancelledError:
+            log.warning(
+                "Cannot return tasks that were not delivered; they are retried when their leases expire",
+                extra={"event": "return_failed", "worker": worker, "tasks": len(tasks)},
+            )
+            raise

@@ -4,6 +4,7 @@
 whose process died, run again when all others are done: in one process, at most twice. A test that
 passes then is *unsteady*. It is printed and recorded in `benchmarks/results/unsteady.jsonl`, and
 the run is green. The run is red when a test fails alone, too, or when more than ten tests failed.
+The tests whose set-up fails for the same reason count as one: a fixture that they share has failed.
 
 Fails closed. The run is also red when a test did not run at all, or a module cannot be collected.
 It is red when a fixture of several tests fails at its end, because pytest charges that to any test.
@@ -27,6 +28,8 @@ from typing import Any
 import pytest
 
 MOST_FAILURES = 10
+# So many tests run again at most, which a few fixtures may have failed.
+MOST_RERUN = 100
 RERUNS = 2
 RECORD = Path("benchmarks/results/unsteady.jsonl")
 # Marks the report of a fixture that several tests share.
@@ -71,6 +74,7 @@ class Outcomes:
 
     Attributes:
         failures: the first line of the error, by node id.
+        causes: node ids, and the set-ups that several of these tests have in common.
         passed: tests that passed in the latest run in which they ran.
         is_whole: whether each test of the first run ran, and each failure is that of a test.
     """
@@ -80,6 +84,7 @@ class Outcomes:
         self._is_rerun = file.exists()
         seen = json.loads(file.read_text(encoding="utf-8")) if self._is_rerun else {}
         self.failures: dict[str, str] = seen.get("failures", {})
+        self.causes: set[str] = set(seen.get("causes", ()))
         self.passed: set[str] = set(seen.get("passed", ()))
         self.is_whole: bool = seen.get("is_whole", True)
         self._passed_before = frozenset(self.passed)
@@ -115,8 +120,10 @@ class Outcomes:
         if report.failed:
             self._failed.add(report.nodeid)
             self.is_whole &= tuple(_SHARED) not in map(tuple, report.user_properties)
-            if not self._is_rerun:
-                self.failures.setdefault(report.nodeid, _first_line(report))
+            if not self._is_rerun and report.nodeid not in self.failures:
+                line = self.failures[report.nodeid] = _first_line(report)
+                file = report.nodeid.partition("::")[0]
+                self.causes.add(f"{file}: {line}" if report.when == "setup" else report.nodeid)
         # Reports of subtests are of a class of their own.
         elif report.when == "call" and report.passed and type(report) is pytest.TestReport:
             self.passed.add(report.nodeid)
@@ -125,7 +132,12 @@ class Outcomes:
         """Hands the outcomes to the runner and to the next rerun."""
         self.passed = (self.passed & self.failures.keys()) - self._failed
         self.is_whole &= self._collected <= self._ran
-        outcomes = {"failures": self.failures, "passed": sorted(self.passed), "is_whole": self.is_whole}
+        outcomes = {
+            "failures": self.failures,
+            "causes": sorted(self.causes),
+            "passed": sorted(self.passed),
+            "is_whole": self.is_whole,
+        }
         self._file.write_text(json.dumps(outcomes), encoding="utf-8")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -153,7 +165,8 @@ def main(arguments: list[str]) -> int:
         status = _pytest(run)
         seen = _read(outcomes)
         failures = seen["failures"]
-        if not seen["is_whole"] or not 0 < len(failures) <= MOST_FAILURES:
+        too_many = len(seen["causes"]) > MOST_FAILURES or len(failures) > MOST_RERUN
+        if not seen["is_whole"] or not failures or too_many:
             return status or (pytest.ExitCode.OK if seen["is_whole"] and not failures else _FAILED)
         if status != _FAILED:
             return status or _FAILED
@@ -186,7 +199,7 @@ def _pytest(arguments: list[str]) -> int:
 def _read(outcomes: Path) -> dict[str, Any]:
     """The outcomes so far; a first run whose process died has none, and is not whole."""
     if not outcomes.exists():
-        return {"failures": {}, "passed": [], "is_whole": False}
+        return {"failures": {}, "causes": [], "passed": [], "is_whole": False}
     seen: dict[str, Any] = json.loads(outcomes.read_text(encoding="utf-8"))
     return seen
 

@@ -136,6 +136,20 @@ def test_more_than_ten_failures_are_red_at_once(tmp_path: Path) -> None:
     assert _recorded(tmp_path) == []
 
 
+def test_tests_of_one_failed_fixture_are_one_failure(tmp_path: Path) -> None:
+    """They run again, so that a platform that did not start once holds back nothing."""
+    run = _verdict(
+        tmp_path,
+        "@pytest.fixture(scope='session')\ndef platform():\n    assert not first('a'), 'unhealthy'\n"
+        "@pytest.mark.parametrize('number', range(12))\ndef test_many(platform, number):\n    pass\n",
+        # The fixture fails once in each process.
+        *("--numprocesses", "1"),
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "12 passed" in run.stdout.splitlines()[-1]
+    assert len(_recorded(tmp_path)) == 12
+
+
 @pytest.mark.parametrize(
     ("suite", "arguments"),
     [

@@ -185,7 +185,7 @@ async def run_all(*parts: Awaitable[None]) -> None:
     """Runs all parts of a service concurrently until all end; cancels the rest when one fails.
 
     Raises:
-        Fatal: a part was cancelled, and nobody had asked for it.
+        Fatal: a part was cancelled without a request.
         Exception: the first failure, as it was raised.
     """
     await _run_until(lambda tasks: not tasks, [asyncio.ensure_future(part) for part in parts])
@@ -212,7 +212,7 @@ async def _run_until(
             for task in done:
                 if task.cancelled():
                     # Without it, the others would go on as if nothing were missing.
-                    raise Fatal("a part of this process was cancelled, and nobody had asked for it")
+                    raise Fatal("a part of this process was cancelled without a request")
                 task.result()
     finally:
         for task in tasks:

@@ -124,7 +124,7 @@ class Batcher(Generic[T]):
                 self._previous = len(batch)
                 self._writing += len(batch)
                 try:
-                    # A writer that ended by itself would keep its batch, and `wait_idle` for ever.
+                    # If the writer ended, its batch would stay, and `wait_idle` would not return.
                     with own_cancellation(_ended_by_itself):
                         await self._write(batch)
                 finally:
@@ -166,4 +166,4 @@ class Batcher(Generic[T]):
 
 
 def _ended_by_itself() -> Fatal:
-    return Fatal("a write was cancelled, and nobody had asked for it")
+    return Fatal("a write was cancelled without a request")

@@ -1,4 +1,4 @@
-"""Cancellations that nobody asked for: client libraries cancel their callers while they close."""
+"""Cancellations that were not requested: client libraries cancel their callers while they close."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ async def _serve(
             each.close()
         await workers.close()
         await runner.cleanup()
-        await workers.close_returns()
+        await workers.finish()
 
 
 async def _accept(

@@ -40,8 +40,8 @@ from penstock.gateway.ready_consumer import ReadyConsumer
 from penstock.gateway.report_entries import BeatEntry, heartbeats_of, parse_entries
 from penstock.gateway.report_limiter import ReportLimiter
 from penstock.gateway.result_contexts import store_contexts
-from penstock.gateway.returns import Returns
 from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.undelivered import UndeliveredTasks
 from penstock.gateway.visibility import visible_ids
 from penstock.http.server import body_bytes, respond
 from penstock.objects import ObjectStore
@@ -87,7 +87,7 @@ class WorkerRoutes:
         )
         self._running: set[asyncio.Task[None]] = set()
         self._answers = HoldAnswers()
-        self._returns = Returns(lambda worker, results: self._send(worker, [], results))
+        self._undelivered = UndeliveredTasks(lambda worker, results: self._send(worker, [], results))
         self.seen = HttpWorkers()
 
     def routes(self) -> list[web.RouteDef]:
@@ -101,9 +101,9 @@ class WorkerRoutes:
         if self._running:
             await asyncio.wait(self._running)
 
-    async def close_returns(self) -> None:
-        """Completes the return of tasks, once no answer is under way."""
-        await self._returns.close()
+    async def finish(self) -> None:
+        """Returns the tasks of answers that were not delivered, once no answer is under way."""
+        await self._undelivered.close()
 
     async def hold(self, request: web.Request) -> web.Response:
         """POST /hold_task: answers once a task is available, or without tasks after `wait_s`."""
@@ -124,7 +124,7 @@ class WorkerRoutes:
         most = int(raw.get("max", 1))
         answer, lost = self._answers.asked(raw["worker"], raw["type"], request.headers.get(REQUEST_KEY))
         claimed, stale = repeatable(lost, most, asyncio.get_running_loop().time())
-        self._returns.add(raw["worker"], stale)
+        self._undelivered.add(raw["worker"], stale)
         if not claimed.tasks:
             claimed = await self._consumer(task_type).hold(
                 raw["worker"],
@@ -134,7 +134,7 @@ class WorkerRoutes:
                 {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
             )
         if answer.asked_again:
-            self._returns.add(raw["worker"], claimed.tasks)
+            self._undelivered.add(raw["worker"], claimed.tasks)
             claimed = ClaimedTasks.none()
         if not claimed.tasks:
             request[NOTHING_CHANGED] = True
@@ -147,7 +147,7 @@ class WorkerRoutes:
         response = respond(body)
         self._answers.keep(answer, claimed, response.content_length or 0)
         if not await _write_response(request, response) and answer.take():
-            self._returns.add(raw["worker"], claimed.tasks)
+            self._undelivered.add(raw["worker"], claimed.tasks)
         return response
 
     async def set(self, request: web.Request) -> web.Response:

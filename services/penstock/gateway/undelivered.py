@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 STOP_S = 5.0
 
 
-class Returns:
+class UndeliveredTasks:
     """Tasks that are being returned.
 
     Args:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.containers import dead_runs
 from tests.containers.platform import Platform
 
 
@@ -58,7 +59,7 @@ def platform(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     # Clients read the API key from this variable.
     patch.setenv("PENSTOCK_API_KEY", found.secrets["PENSTOCK_API_KEY"])
     try:
-        found.remove_of_dead_runs()
+        dead_runs.remove()
         found.build()
         found.compose_now("up", "--detach")
         asyncio.run(_register(found))

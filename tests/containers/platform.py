@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from penstock.client import Client
 from penstock.kafka.topology.services import SERVICES as PLATFORM
+from tests.containers import dead_runs
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +26,6 @@ IMAGE = Path(__file__).parent / "image"
 # Containers by service: those of Penstock, and of the tests' worker.
 SERVICES = (*PLATFORM, "steps")
 REPLICAS = {"kafka": 1, "postgres": 1, **dict.fromkeys(SERVICES, 2), "gateway": 1, "receiver": 1}
-
-PREFIX = "penstock-test-"
 
 # Far longer than any operation takes on two busy cores.
 TIMEOUT_S = 600
@@ -48,7 +47,7 @@ class Platform:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        self.name = dead_runs.name_of_run(secrets.token_hex(4))
         self.gateway_url = f"http://127.0.0.1:{(port := free_port())}"
         self.receiver_port = free_port()
         self.images = {
@@ -144,17 +143,6 @@ class Platform:
             self.docker_now("rm", "--force", "--volumes", *found, check=False)
         self.compose_now("--profile", "*", "down", "--volumes", "--timeout", "5", check=False)
         self.docker_now("rmi", *self.images.values(), check=False)
-
-    def remove_of_dead_runs(self) -> None:
-        """Removes the containers of runs that were killed. The engine would start them again each
-        time it starts, and they would load the machine."""
-        label = "com.docker.compose.project"
-        listed = self.docker_now("ps", "--all", "--format", f'{{{{.ID}}}} {{{{.Label "{label}"}}}}').stdout
-        for line in listed.splitlines():
-            container, _, project = line.partition(" ")
-            pid = project.removeprefix(PREFIX).partition("-")[0]
-            if project.startswith(PREFIX) and not Path("/proc", pid).exists():
-                self.docker_now("rm", "--force", "--volumes", container, check=False)
 
     def client(self) -> Client:
         """A client that waits for a gateway while it is recreated."""

@@ -21,7 +21,16 @@ async def insert_ready(pool, number, priority):
 
 
 async def spawn(pool, flows, task_id, number):
-    """Lets a task wait for new children, as its commit does; returns the children."""
+    """Lets a task wait for new children; returns the children."""
+    await suspend(pool, task_id, number)
+    await flows.advance()
+    return await pool.fetch(
+        "SELECT t.* FROM task t JOIN flow f ON f.id = t.flow_id WHERE f.task_id = $1 ORDER BY t.id", task_id
+    )
+
+
+async def suspend(pool, task_id, number, child_type="t"):
+    """Lets a task wait for new children, as its commit does; the owner starts them."""
     await pool.execute("UPDATE task SET state = 'waiting' WHERE id = $1", task_id)
     await pool.execute(
         *bound(
@@ -29,11 +38,7 @@ async def spawn(pool, flows, task_id, number):
             task_id=[task_id],
             stage=["joined"],
             definition=[orjson.dumps(waiting_definition(Outcome.SPAWN, {})).decode()],
-            inputs=[orjson.dumps({"children": [{"type": "t"}] * number})],
+            inputs=[orjson.dumps({"children": [{"type": child_type}] * number})],
             inputs_ref=[None],
         )
-    )
-    await flows.advance()
-    return await pool.fetch(
-        "SELECT t.* FROM task t JOIN flow f ON f.id = t.flow_id WHERE f.task_id = $1 ORDER BY t.id", task_id
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 import orjson
 from tests.support.random_flows import definition
@@ -40,6 +41,64 @@ async def running_with(settings, worker):
         ):
             await stack.enter_async_context(running_service(service))
         yield
+
+
+class CrashError(Exception):
+    """The process, or the server, is gone."""
+
+
+class FragileConnection:
+    """A connection that ends before or after one of its statements, `BEGIN` and `COMMIT` included.
+
+    Args:
+        connection: that runs the statements.
+        last: number of the statement at which it ends, from 1; 0 for none.
+        runs_last: whether the server runs that statement, so that only its answer is lost.
+        kill: ends the server's session; without it, an open transaction is rolled back.
+
+    Attributes:
+        statements: those that were begun, in their order.
+    """
+
+    def __init__(self, connection, last=0, *, runs_last=False, kill=None):
+        self._connection = connection
+        self._last = last
+        self._runs_last = runs_last
+        self._kill = kill
+        self.statements = []
+
+    def __getattr__(self, name):
+        found = getattr(self._connection, name)
+        if name not in ("fetch", "fetchrow", "fetchval", "execute", "executemany"):
+            return found
+        return partial(self._run, found)
+
+    @asynccontextmanager
+    async def transaction(self):
+        transaction = self._connection.transaction()
+        await self._run(transaction.start, text="BEGIN")
+        try:
+            yield
+            await self._run(transaction.commit, text="COMMIT")
+        except BaseException:
+            if not self._connection.is_closed() and self._connection.is_in_transaction():
+                await transaction.rollback()
+            raise
+
+    async def _run(self, call, *arguments, text=None, **named):
+        self.statements.append(text or arguments[0])
+        is_last = len(self.statements) == self._last
+        if is_last and not self._runs_last:
+            await self._crash()
+        result = await call(*arguments, **named)
+        if is_last:
+            await self._crash()
+        return result
+
+    async def _crash(self):
+        if self._kill is not None:
+            await self._kill()
+        raise CrashError
 
 
 class Owner:
@@ -157,4 +216,4 @@ def task(*after, **fields):
     return {"kind": "task", "type": "a", **({"after": list(after)} if after else {}), **fields}
 
 
-__all__ = ["Owner", "definition", "task"]
+__all__ = ["CrashError", "FragileConnection", "Owner", "definition", "task"]

@@ -12,7 +12,7 @@ import random
 import asyncpg
 import orjson
 import pytest
-from tests.integration.flow_owner.support import Owner
+from tests.integration.flow_owner.support import CrashError, FragileConnection, Owner
 from tests.support.flows import reference
 from tests.support.random_flows import LEAF, Family
 
@@ -22,38 +22,11 @@ from penstock.postgres.flow_starts import match_events
 from penstock.postgres.flows import FlowsLocked
 
 
-class CrashError(Exception):
-    """The process, or the server, is gone."""
-
-
-class Fragile:
-    """A connection that ends after a number of statements."""
-
-    def __init__(self, connection, statements):
-        self._connection = connection
-        self._left = statements
-
-    def __getattr__(self, name):
-        found = getattr(self._connection, name)
-        if name not in ("fetch", "fetchrow", "fetchval", "execute"):
-            return found
-
-        async def call(*arguments, **named):
-            self._left -= 1
-            if self._left == 0 and random.random() < 0.5:
-                raise CrashError
-            result = await found(*arguments, **named)
-            if self._left == 0:
-                raise CrashError
-            return result
-
-        return call
-
-
 async def advance_fragile(owner, rng):
     """One transaction that may crash; True when it had something to do."""
     async with owner.pool.acquire() as connection:
-        fragile = connection if rng.random() < 0.5 else Fragile(connection, rng.randint(1, 12))
+        last = rng.choice([0, rng.randint(1, 14)])
+        fragile = FragileConnection(connection, last, runs_last=rng.random() < 0.5)
         try:
             return await owner.advance_once(rng.choice([1, 3, 50]), connection=fragile)
         except FlowsLocked:

@@ -4,7 +4,7 @@ Each step of the path is one flow. A flow with several running nodes is followed
 that started first. The path ends early at a pause, which holds everything below it, and at a flow
 about which the service `flows` has not applied everything.
 
-At the end of the path may be a task. `core.why` decides why that task waits, and its answer becomes
+The path may end at a task. `core.why` decides why that task waits, and its answer becomes
 a part of the last step.
 """
 

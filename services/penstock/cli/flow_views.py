@@ -241,18 +241,11 @@ def watch_flow(client: SyncClient, flow_id: int, *, generation: int = 0, json_: 
 def why(flow_id: int, client: SyncClient, json_: bool) -> None:
     """Explains why a flow has not ended, or why it failed: the path to what blocks it.
 
-    At the end of the path may be a task, which is explained as by `penstock tasks why`.
+    If the path ends at a task, the line says why it waits, as `penstock tasks why` does.
     """
     answer = client.why_flow(flow_id)
-    leaf = answer["path"][-1]
-    task = None
-    if leaf["reason"] in ("task", "map") and leaf["task"] is not None:
-        task = client.why(leaf["task"])
     if json_:
-        print_document({**answer, "task": task})
+        print_document(answer)
         return
     for level, step in enumerate(answer["path"]):
         click.echo(f"{'  ' * level}flow {step['flow']} ({step['name']}): {step['sentence']}")
-    if task is not None:
-        indent = "  " * len(answer["path"])
-        click.echo(f"{indent}task {task['id']} ({task['type']}, {task['state']}): {task['sentence']}")

@@ -197,6 +197,23 @@ class Why:
     figures: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class TaskWhy:
+    """The answer about one task.
+
+    Attributes:
+        id: its id.
+        type: name of its type.
+        state: its state.
+        answer: why it waits, or what it does.
+    """
+
+    id: int
+    type: str
+    state: State
+    answer: Why
+
+
 def why(facts: Facts) -> Why:
     """Decides the answer."""
     if facts.state in FINAL:

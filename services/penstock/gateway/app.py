@@ -41,7 +41,7 @@ from penstock.gateway.targets import TargetRoutes
 from penstock.gateway.task_logs import TaskLogRoutes
 from penstock.gateway.tasks import TaskRoutes
 from penstock.gateway.types import TypeRoutes, keep_fresh
-from penstock.gateway.why import BacklogRoutes
+from penstock.gateway.why import BacklogRoutes, TaskExplainer
 from penstock.gateway.workers import ListWorkersRoutes
 from penstock.http.connection_guard import ConnectionCounts
 from penstock.http.listener import listen
@@ -107,6 +107,7 @@ def create_app(
             tail = LogTail(settings)
             log_reports = LogReportRoutes(settings, pool)
             request_metrics = RequestMetrics()
+            explainer = TaskExplainer(settings, pool)
             workers = WorkerRoutes(settings, pool, types, objects, producer)
             operations = OperationRoutes(settings, pool, producer, reruns)
             authentication = Authentication(settings, pool, types)
@@ -125,7 +126,7 @@ def create_app(
             for routes in (
                 SubmissionRoutes(settings, pool, types, objects, definitions, limiter),
                 TaskRoutes(settings, pool, objects, producer, ends),
-                BacklogRoutes(settings, pool),
+                BacklogRoutes(pool, explainer),
                 TypeRoutes(settings, pool, types),
                 ConcurrencyKeyRoutes(pool),
                 TargetRoutes(pool, types),
@@ -135,7 +136,7 @@ def create_app(
                 ScheduleRoutes(pool, definitions),
                 BackfillRoutes(pool),
                 operations,
-                FlowViewRoutes(pool, objects, ends),
+                FlowViewRoutes(pool, objects, ends, explainer),
                 FlowCommandRoutes(pool, reruns),
                 TaskLogRoutes(pool, LogSource(settings, pool, objects, tail)),
                 log_reports,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
@@ -14,15 +14,17 @@ from penstock.contracts.context import Context
 from penstock.core.access import namespace_of
 from penstock.core.flow.plan import NodeKind
 from penstock.core.flow.state import FlowStatus
-from penstock.core.flow.why import why
+from penstock.core.flow.why import FlowFacts, followed_task, why, with_task
 from penstock.core.task import State
+from penstock.core.why import TaskWhy
 from penstock.errors import NotFound
 from penstock.gateway import views
 from penstock.gateway.access import grant_of
 from penstock.gateway.end_listener import EndListener
 from penstock.gateway.paging import id_cursor, page_size, split_page
 from penstock.gateway.tasks import id_of, read_labels, read_words
-from penstock.gateway.visibility import visible_namespaces
+from penstock.gateway.visibility import visible_ids, visible_namespaces
+from penstock.gateway.why import TaskExplainer, why_document
 from penstock.http.preferences import applied, preferred_wait_s
 from penstock.http.problems import BadParameter
 from penstock.http.server import (
@@ -49,12 +51,20 @@ class FlowViewRoutes:
         pool: the database.
         objects: resolves large inputs and outputs.
         ends: wakes requests when their flows have ended.
+        explainer: explains the task that blocks a flow.
     """
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], objects: ObjectStore, ends: EndListener) -> None:
+    def __init__(
+        self,
+        pool: asyncpg.Pool[asyncpg.Record],
+        objects: ObjectStore,
+        ends: EndListener,
+        explainer: TaskExplainer,
+    ) -> None:
         self._pool = pool
         self._objects = objects
         self._ends = ends
+        self._explainer = explainer
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
@@ -163,7 +173,11 @@ class FlowViewRoutes:
         """GET /flows/{id}/why: the path from the flow to what blocks it."""
         refuse_unknown_parameters(request)
         flow = await visible_flow(request, self._pool)
-        path = why(await flow_facts.facts(self._pool, flow["id"]))
+        levels: Sequence[FlowFacts] = await flow_facts.facts(self._pool, flow["id"])
+        task = await self._blocking_task(request, levels)
+        if task is not None:
+            levels = with_task(levels, task)
+        path = why(levels)
         return respond(
             {
                 "id": flow["id"],
@@ -172,8 +186,24 @@ class FlowViewRoutes:
                 "reason": path[-1].reason,
                 "sentence": path[-1].sentence,
                 "path": [dataclasses.asdict(step) for step in path],
+                # A task that has ended meanwhile blocks nothing.
+                "task": why_document(task) if task is not None and followed_task(levels) else None,
             }
         )
+
+    async def _blocking_task(self, request: web.Request, levels: Sequence[FlowFacts]) -> TaskWhy | None:
+        """Explains the task at the end of the path; None without one that the request may see.
+
+        Only this one: each explanation counts tasks, and may ask Kafka.
+        """
+        task_id = followed_task(levels)
+        if task_id is None or not await visible_ids(request, self._pool, [task_id]):
+            return None
+        try:
+            return await self._explainer.explain(task_id)
+        except NotFound:
+            # It was deleted meanwhile.
+            return None
 
     async def _context(
         self, row: Mapping[str, Any], name: str, source: str, *, resolve: bool

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from typing import Any
 
 import asyncpg
 from aiohttp import web
 
 from penstock.core.task import Priority, State
-from penstock.core.why import GroupLag, why
+from penstock.core.why import GroupLag, TaskWhy, why
 from penstock.errors import KafkaRefused, KafkaUnavailable, NotFound
 from penstock.gateway.access import visible_types
 from penstock.gateway.paging import page_size, respond_page
@@ -36,8 +37,8 @@ LAG_CACHE_S = 1.0
 LAG_RETRY_S = 5.0
 
 
-class BacklogRoutes:
-    """The routes about waiting tasks.
+class TaskExplainer:
+    """Explains why tasks wait, for the routes about tasks and flows.
 
     Args:
         settings: address of Kafka.
@@ -53,18 +54,13 @@ class BacklogRoutes:
         self._looking_up = asyncio.Lock()
         self._failed_at_s = float("-inf")
 
-    def routes(self) -> list[web.RouteDef]:
-        """The routes of this class."""
-        return [
-            web.get("/tasks/{id:[0-9]+}/why", self.why, allow_head=False),
-            web.get("/backlog", self.backlog, allow_head=False),
-        ]
+    async def explain(self, task_id: int) -> TaskWhy:
+        """Why a task waits, or what it does.
 
-    async def why(self, request: web.Request) -> web.Response:
-        """GET /tasks/{id}/why."""
-        refuse_unknown_parameters(request)
-        task_id = id_of(request)
-        await require_visible(request, self._pool, task_id)
+        Raises:
+            NotFound: no task has this id.
+            PostgresUnavailable: the database is unavailable.
+        """
         task = await postgres_why.facts(self._pool, task_id)
         facts = task.facts
         if facts.state in (State.READY, State.QUEUED):
@@ -72,17 +68,7 @@ class BacklogRoutes:
             workers = await self._workers_of(task.type, task.partitions, positions=queued)
             position = workers.positions.get(task.attempt_id) if workers is not None else None
             facts = dataclasses.replace(facts, group=workers, position=position)
-        answer = why(facts)
-        return respond(
-            {
-                "id": task_id,
-                "type": task.type,
-                "state": facts.state,
-                "reason": answer.reason,
-                "sentence": answer.sentence,
-                "figures": answer.figures,
-            }
-        )
+        return TaskWhy(task_id, task.type, facts.state, why(facts))
 
     async def _workers_of(self, type_name: str, partitions: int, *, positions: bool) -> GroupLag | None:
         """The workers of a type and their lag, from Kafka; None when Kafka does not answer.
@@ -109,6 +95,45 @@ class BacklogRoutes:
                 return None
             self._workers[type_name, positions] = (loop.time(), workers)
             return workers
+
+
+def why_document(task: TaskWhy) -> dict[str, Any]:
+    """The `Why` document about a task."""
+    return {
+        "id": task.id,
+        "type": task.type,
+        "state": task.state,
+        "reason": task.answer.reason,
+        "sentence": task.answer.sentence,
+        "figures": task.answer.figures,
+    }
+
+
+class BacklogRoutes:
+    """The routes about waiting tasks.
+
+    Args:
+        pool: the database.
+        explainer: explains one task.
+    """
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], explainer: TaskExplainer) -> None:
+        self._pool = pool
+        self._explainer = explainer
+
+    def routes(self) -> list[web.RouteDef]:
+        """The routes of this class."""
+        return [
+            web.get("/tasks/{id:[0-9]+}/why", self.why, allow_head=False),
+            web.get("/backlog", self.backlog, allow_head=False),
+        ]
+
+    async def why(self, request: web.Request) -> web.Response:
+        """GET /tasks/{id}/why."""
+        refuse_unknown_parameters(request)
+        task_id = id_of(request)
+        await require_visible(request, self._pool, task_id)
+        return respond(why_document(await self._explainer.explain(task_id)))
 
     async def backlog(self, request: web.Request) -> web.Response:
         """GET /backlog: counters of tasks by type, priority and stage."""

@@ -37,6 +37,8 @@ async def found(pool: Pool, rule: str) -> AsyncIterator[list[asyncpg.Record]]:
 async def revive(pool: Pool, ids: Sequence[int], *, recount: bool = False) -> int:
     """Lets the owner decide anew about flows; returns how many.
 
+    A node whose task does not exist starts again, with a new task.
+
     Flows that the owner, or another check, changes at this moment are left to it.
 
     Args:
@@ -54,6 +56,7 @@ async def revive(pool: Pool, ids: Sequence[int], *, recount: bool = False) -> in
         if recount:
             await connection.fetch(query("flow_checks.recount_maps"), locked)
             await connection.fetch(query("flow_checks.recount"), locked)
+        await connection.fetch(query("flow_checks.restart"), locked)
         await connection.fetch(query("flow_checks.revive"), locked)
         return len(locked)
 

@@ -11,7 +11,7 @@ from penstock.checks import flows
 from penstock.checks.app import RULES, Rule
 from penstock.checks.rule import System
 from penstock.contracts.event import OutboxEntry
-from penstock.postgres import types
+from penstock.postgres import flow_checks, types
 from penstock.postgres.connection import open_pool
 from penstock.postgres.flow_starts import match_events
 from penstock.settings import Platform
@@ -173,6 +173,62 @@ async def test_a_lost_end_of_a_task_is_noted_again(owner):
         " SELECT root_id, flow_id, kind, node, generation, state, task_id FROM flow_inbox"
     )
     await finish(owner, flow_id)
+
+
+async def test_a_node_whose_task_does_not_exist_starts_again(owner):
+    """O2b: a running node without a task is an offender; the repair makes it ready, and the owner
+    submits one new task, also after two repairs. A pause holds it."""
+    pool = owner.pool
+    flow_id = await reach(owner, "first")
+    await pool.execute("DELETE FROM task")
+    lacks = "has the running node first without a live task, child flow, wait or timer"
+    assert await offenders(pool) == {Rule.STALLED: [("flow", flow_id, lacks)]}
+    await owner.command(flow_id, "pause")
+    await owner.advance()
+    assert (await repair(pool))[0] == {Rule.STALLED: 1}
+    assert await flow_checks.revive(pool, [flow_id]) == 1
+    await owner.advance()
+    assert (await owner.tasks(), await offenders(pool)) == ([], {})
+    await owner.command(flow_id, "resume")
+    await owner.advance()
+    [one] = await owner.tasks()
+    assert (one["flow_node"], one["flow_generation"]) == ("first", 0)
+    # A live task, and one whose end is noted, has no second one.
+    assert await flow_checks.revive(pool, [flow_id]) == 1
+    await owner.advance()
+    await owner.end(one)
+    await pool.execute("DELETE FROM task")
+    assert await flow_checks.revive(pool, [flow_id]) == 1
+    await owner.advance()
+    assert {each["flow_node"] for each in await owner.tasks()} == {"items"}
+    await finish(owner, flow_id)
+
+
+async def test_a_lost_task_of_a_recovered_or_cancelled_flow_keeps_no_flow_open(owner):
+    """O2b: after a recovery the new task has its generation, beside the failed one. A flow that is
+    being cancelled ends."""
+    pool = owner.pool
+    flow_id = await reach(owner, "first")
+    [failed] = await owner.tasks()
+    await owner.end(failed, "failed")
+    await owner.advance()
+    for generation in (1, 2):
+        await owner.command(flow_id, "recover", generation=generation)
+        await owner.advance()
+        await pool.execute("DELETE FROM task WHERE flow_generation = $1", generation)
+        if generation == 2:
+            await owner.command(flow_id, "cancel")
+            await owner.advance()
+        assert [*await offenders(pool)] == [Rule.STALLED]
+        await repair(pool)
+        await owner.advance()
+        if generation == 1:
+            [again] = await owner.tasks()
+            assert again["flow_generation"] == 1
+            await owner.end(again, "failed")
+            await owner.advance()
+    flow = await owner.flow(flow_id)
+    assert (flow["status"], flow["live"], await offenders(pool)) == ("cancelled", 0, {})
 
 
 async def test_a_lost_end_of_an_item_is_counted_again(owner):

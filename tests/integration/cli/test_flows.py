@@ -79,10 +79,9 @@ async def test_a_family_fails_is_explained_recovered_and_watched(penstock, owner
     flow = str(flow_id)
     [first] = await next_tasks(owner)
     explained = await penstock("flows", "why", flow)
-    assert (
-        explained.stdout.splitlines()[0] == f"flow {flow} (outer): node first runs task {first['id']} (ready)"
+    assert explained.stdout.startswith(
+        f"flow {flow} (outer): node first runs task {first['id']} (a, ready): no task-sync owns its type"
     )
-    assert explained.stdout.splitlines()[1].startswith(f"  task {first['id']} (a, ready): no task-sync owns")
     await owner.end(first)
     [work] = await next_tasks(owner)
     shown = (await penstock("flows", "get", flow)).stdout

@@ -696,6 +696,39 @@ async def test_an_operator_cannot_configure_a_type(caller, database):
     assert await change(Role.ADMIN, hook) == 200
 
 
+async def test_the_reason_of_a_flow_reveals_no_foreign_task(caller, database):
+    """O5, F2: `why` of a flow explains the task that blocks it only to a key that covers that
+    task."""
+    _, admin_token = await make_key(database, Role.ADMIN)
+    _, acme_token = await make_key(database, Role.READER, ["acme"])
+    own = await create_resources(caller, database, admin_token, OWN)
+    foreign = await create_resources(caller, database, admin_token, FOREIGN)
+    connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
+    try:
+        await connection.execute(
+            "INSERT INTO flow_node (flow_id, name, status, started_at) VALUES ($1, 'work', 'running', now())",
+            own.flow,
+        )
+        for task, explained in ((own.task, True), (foreign.task, False)):
+            await connection.execute(
+                "UPDATE task SET flow_id = NULL, flow_node = NULL WHERE flow_id = $1", own.flow
+            )
+            await connection.execute(
+                "UPDATE task SET flow_id = $1, flow_root_id = $1, flow_priority = 2, flow_node = 'work',"
+                " flow_generation = 0 WHERE id = $2",
+                own.flow,
+                task,
+            )
+            answer = await caller.get(f"/flows/{own.flow}/why", headers=sent(acme_token))
+            assert (answer.status, answer.body["path"][0]["task"]) == (200, task)
+            assert (answer.body["task"] is not None) == explained
+            assert FOREIGN not in repr(answer.body)
+            whole = await caller.get(f"/flows/{own.flow}/why", headers=sent(admin_token))
+            assert whole.body["task"]["id"] == task
+    finally:
+        await connection.close()
+
+
 async def test_each_namespace_has_its_own_operation_ids(caller, database):
     """O5: two namespaces may use the same operation id, and each reads, lists and stops only its
     own operation. A key of both sees the namespace in the id."""

@@ -97,8 +97,11 @@ async def test_a_family_shows_its_nodes_its_items_and_the_leaf_that_blocks(
     await owner.advance()
     [first] = await owner.tasks(flow_id)
     found = await why(gateway, flow_id)
-    assert found["sentence"] == f"node list_files runs task {first['id']} (ready)"
+    assert found["sentence"].startswith(
+        f"node list_files runs task {first['id']} (a, ready): no task-sync owns"
+    )
     assert (found["reason"], found["path"][0]["task"]) == ("task", first["id"])
+    assert found["task"] == (await gateway.get(f"/tasks/{first['id']}/why")).body
     await owner.end(first, result={"files": list(range(5))})
     await owner.advance()
 
@@ -116,10 +119,11 @@ async def test_a_family_shows_its_nodes_its_items_and_the_leaf_that_blocks(
         "retry": 0,
     }
     found = await why(gateway, flow_id)
-    assert found["sentence"] == (
+    assert found["sentence"].startswith(
         "node load_all has 3 of 5 items live, 1 have succeeded, 1 have not succeeded; the first live one is item 2, "
-        f"task {items[2]['id']} (ready)"
+        f"task {items[2]['id']} (a, ready): no task-sync owns its type"
     )
+    assert (found["reason"], found["task"]["reason"]) == ("map", "no_owner")
     page = (await gateway.get(f"{path}/nodes/load_all?limit=2")).body
     assert [child["item"] for child in page["children"]] == [0, 1]
     rest = (await gateway.get(f"{path}/nodes/load_all?cursor={page['next']}")).body
@@ -145,6 +149,7 @@ async def test_a_family_shows_its_nodes_its_items_and_the_leaf_that_blocks(
         (child_id, "approve", "event"),
     ]
     assert found["sentence"] == "node approve waits for the event approved with the key monday"
+    assert found["task"] is None
     family = (await gateway.get(f"/flows?family={flow_id}")).body["flows"]
     assert [(flow["id"], flow["parent"] and flow["parent"]["node"]) for flow in family] == [
         (child_id, "publish"),

@@ -1,5 +1,5 @@
 """Reasons why a task waits, on the real Kafka and PostgreSQL: each reason by its cause, over HTTP
-and by command line."""
+and by command line, and as the reason of the flow that the task belongs to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from tests.integration.cli.test_cli import penstock
+from tests.integration.flow_owner.support import Owner, definition
 from tests.support.gateways import running_gateway
 from tests.support.invoking import documents
 from tests.support.pipeline import submit
@@ -198,6 +199,64 @@ async def test_a_rate_limit_is_a_reason(settings, pool, client):
         async with joined_worker(settings):
             assert (await wait_for_reason(client, first, WaitReason.LIMIT_STARTS))["starts_per_s"] == 0.01
             assert (await wait_for_reason(client, second, WaitReason.LIMIT_STARTS))["ahead"] == 1
+
+
+NO_ROOM = {
+    "type": (
+        {"max_in_flight": 1},
+        "limit_in_flight",
+        {"in_flight": 1, "max_in_flight": 1},
+        "1 tasks of its type are in flight, of at most 1",
+    ),
+    "key": (
+        {"max_per_key": 1},
+        "key_taken",
+        {"key": "acme", "key_in_flight": 1, "key_limit": 1},
+        "1 tasks of its key, acme, are in flight, of at most 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", NO_ROOM)
+async def test_a_flow_without_room_says_so_and_goes_on_once_there_is_room(limit, settings, pool, client):
+    """F2, S8: the answer about a flow has the reason and the figures of the task that it waits
+    for. The flow goes on by itself when another task of the type, or of the key, has ended."""
+    limits, reason, figures, sentence = NO_ROOM[limit]
+    settings = dataclasses.replace(settings, window=100, window_floor=100)
+    await types.register(pool, dataclasses.replace(PLAIN, **limits))
+    owner = Owner(pool)
+    document = definition("load", nodes={"work": {"kind": "task", "type": "t", "key": "'acme'"}})
+    await owner.define(document)
+
+    async def flow_waits(reason):
+        answer = await client.why_flow(flow_id)
+        return answer if answer["task"] is not None and answer["task"]["reason"] == reason else None
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(running_service(create_app(settings)))
+        [other] = await submit(pool, key="acme")
+        await wait_for_reason(client, other, WaitReason.NO_WORKER, lag=1)
+        flow_id = await owner.start(document)
+        await owner.advance()
+        await wait_until(lambda: flow_waits("no_worker"))
+        await stack.enter_async_context(joined_worker(settings))
+        answer = await wait_until(lambda: flow_waits(reason))
+        [step], task = answer["path"], answer["task"]
+        assert figures.items() <= task["figures"].items()
+        assert (answer["reason"], step["task"], task["figures"]["flow"]) == ("task", task["id"], flow_id)
+        assert answer["sentence"] == f"node work runs task {task['id']} (t, ready): {sentence}"
+        alone = await client.why(task["id"])
+        assert alone["sentence"] == task["sentence"] == sentence
+        await client.cancel([other])
+        await wait_until(lambda: flow_waits("on_kafka"))
+    await owner.end({"id": task["id"]})
+    answer = await client.why_flow(flow_id)
+    assert (answer["reason"], answer["task"]) == ("unapplied", None)
+    assert answer["sentence"].startswith(
+        f"the end of task {task['id']} (succeeded), of node work, is not applied"
+    )
+    await owner.advance()
+    assert (await client.why_flow(flow_id))["sentence"] == "it has succeeded"
 
 
 async def test_a_task_behind_a_busy_worker_has_the_place_of_its_record(settings, pool, client):

@@ -3,12 +3,15 @@
 Each step of the path is one flow. A flow with several running nodes is followed through the one
 that started first. The path ends early at a pause, which holds everything below it, and at a flow
 about which the service `flows` has not applied everything.
+
+The path may end at a task. `core.why` decides why that task waits, and its answer becomes
+a part of the last step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -16,6 +19,8 @@ from typing import Any
 from penstock.core.flow import tick_wait
 from penstock.core.flow.plan import NodeKind
 from penstock.core.flow.state import FlowStatus, Items, NodeStatus, StopReason
+from penstock.core.task import FINAL
+from penstock.core.why import TaskWhy
 
 # Rows of the inbox are counted up to this number.
 COUNTED = 10_000
@@ -54,6 +59,7 @@ class NodeFacts:
         item: of a map: the item that is followed.
         task: id of its task, or of the item's.
         task_state: state of that task.
+        task_why: why that task waits; None unless the path ends at it.
         flow: id of its child flow, or of the item's; of a task that waits: the flow that wakes it.
         event: of a wait: the name of the event.
         key: of a wait: the key of the event; empty without one.
@@ -70,6 +76,7 @@ class NodeFacts:
     item: int | None = None
     task: int | None = None
     task_state: str | None = None
+    task_why: TaskWhy | None = None
     flow: int | None = None
     event: str | None = None
     key: str = ""
@@ -168,6 +175,24 @@ def why(levels: Sequence[FlowFacts]) -> tuple[Step, ...]:
     return tuple(path)
 
 
+def followed_task(levels: Sequence[FlowFacts]) -> int | None:
+    """The task at the end of the path, if it has not ended: at most one for a path."""
+    last = why(levels)[-1]
+    return last.task if last.reason in _OF_TASKS else None
+
+
+_OF_TASKS = (FlowReason.TASK, FlowReason.MAP)
+
+
+def with_task(levels: Sequence[FlowFacts], task: TaskWhy) -> tuple[FlowFacts, ...]:
+    """The facts with those about the followed task, whose state may have changed since."""
+    leaf = len(why(levels)) - 1
+    node = levels[leaf].node
+    assert node is not None
+    node = replace(node, task_state=task.state, task_why=task)
+    return (*levels[:leaf], replace(levels[leaf], node=node))
+
+
 def _step(flow: FlowFacts) -> Step:
     if flow.unapplied and flow.unapplied_s >= LATE_S:
         return _unapplied(flow)
@@ -261,10 +286,12 @@ def _running(flow: FlowFacts, node: NodeFacts) -> Step:
             reason, sentence = FlowReason.TIMER, f"node {node.name} waits {max(0.0, left_s):,.0f} s more"
         case NodeKind.MAP if node.items is not None:
             reason, sentence = FlowReason.MAP, f"node {node.name} {_map(node.items)}{_first_live_item(node)}"
+        case _ if node.task is not None and node.task_state in FINAL:
+            return _end_unapplied(flow, node)
         case _ if node.task is not None:
             waits = f", which waits for flow {node.flow}" if node.flow is not None else ""
             reason = FlowReason.TASK
-            sentence = f"node {node.name} runs task {node.task} ({node.task_state}){waits}"
+            sentence = f"node {node.name} runs {_task(node, waits)}"
         case _ if node.flow is not None:
             reason, sentence = FlowReason.FLOW, f"node {node.name} runs flow {node.flow}"
         case _:
@@ -276,6 +303,21 @@ def _late(flow: FlowFacts, node: NodeFacts, late_s: float) -> Step:
     service = _NO_OWNER if flow.owner is None else f"the service `flows` on {flow.owner} is behind"
     sentence = f"the time of node {node.name} was over {late_s:,.0f} s ago, and {service}"
     return _of_node(flow, node, FlowReason.UNAPPLIED, sentence)
+
+
+def _end_unapplied(flow: FlowFacts, node: NodeFacts) -> Step:
+    service = _NO_OWNER if flow.owner is None else f"waits for the service `flows` on {flow.owner}"
+    sentence = f"the end of {_task(node)}, of node {node.name}, is not applied yet, and {service}"
+    return _of_node(flow, node, FlowReason.UNAPPLIED, sentence)
+
+
+def _task(node: NodeFacts, waits: str = "") -> str:
+    """The task of a node, with the reason why it waits."""
+    found = node.task_why
+    if found is None or found.state in FINAL:
+        return f"task {node.task} ({node.task_state}){waits}"
+    # The sentence about a task that waits for a flow names the flow.
+    return f"task {found.id} ({found.type}, {found.state}): {found.answer.sentence}"
 
 
 def _of_node(flow: FlowFacts, node: NodeFacts, reason: FlowReason, sentence: str) -> Step:
@@ -296,6 +338,7 @@ def _of_node(flow: FlowFacts, node: NodeFacts, reason: FlowReason, sentence: str
         due_at=node.until,
         finish_by=node.finish_by,
         task_state=node.task_state,
+        owner=flow.owner if reason is FlowReason.UNAPPLIED else None,
         **counts,
     )
     shown = {"since": node.since or flow.since, **figures}
@@ -312,7 +355,7 @@ def _map(items: Items) -> str:
 def _first_live_item(node: NodeFacts) -> str:
     if node.item is None:
         return ""
-    task = f", task {node.task} ({node.task_state})" if node.task is not None else ""
+    task = f", {_task(node)}" if node.task is not None else ""
     flow = f", flow {node.flow}" if node.flow is not None else ""
     return f"; the first live one is item {node.item:,}{task}{flow}"
 

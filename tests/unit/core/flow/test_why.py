@@ -8,7 +8,19 @@ import pytest
 
 from penstock.core.flow.plan import NodeKind
 from penstock.core.flow.state import FlowStatus, Items, NodeStatus, StopReason
-from penstock.core.flow.why import COUNTED, LATE_S, FlowFacts, FlowReason, NodeFacts, why
+from penstock.core.flow.why import (
+    COUNTED,
+    LATE_S,
+    FlowFacts,
+    FlowReason,
+    NodeFacts,
+    followed_task,
+    why,
+    with_task,
+)
+from penstock.core.task import FINAL, State
+from penstock.core.why import Facts, GroupLag, TaskWhy, WaitReason
+from penstock.core.why import why as why_task
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)
 
@@ -77,6 +89,19 @@ CASES = {
         flow(node=node(task=7, task_state="waiting", flow=8)),
         FlowReason.TASK,
         "node n runs task 7 (waiting), which waits for flow 8",
+    ),
+    "task whose end is not applied": (
+        flow(node=node(task=7, task_state="succeeded"), owner="host-1"),
+        FlowReason.UNAPPLIED,
+        "the end of task 7 (succeeded), of node n, is not applied yet, and waits for the service `flows` on host-1",
+    ),
+    "task whose end is not applied, no owner": (
+        flow(node=node(task=7, task_state="failed"), unapplied=1, unapplied_since=ago(0.1)),
+        FlowReason.UNAPPLIED,
+        (
+            "the end of task 7 (failed), of node n, is not applied yet, and no replica of the service `flows` "
+            "owns its shard: is `flows` running?"
+        ),
     ),
     "event": (
         flow(node=node(NodeKind.WAIT, event="approved", key="42", finish_by=NOW + timedelta(seconds=90))),
@@ -173,3 +198,66 @@ def test_the_path_goes_through_child_flows_and_ends_at_a_pause():
     assert [step.reason for step in why([top, paused, leaf])] == [FlowReason.FLOW, FlowReason.PAUSED]
     late = flow(id=2, node=node(NodeKind.FLOW, flow=3), unapplied=1, unapplied_since=ago(9))
     assert [step.reason for step in why([top, late, leaf])] == [FlowReason.FLOW, FlowReason.UNAPPLIED]
+
+
+def answer(state=State.READY, **facts):
+    """The answer about task 7 of the type `a`, by its facts."""
+    given = {"now": NOW, "state": state, "since": NOW, "owner": "host-1", "group": GroupLag(1, 0)}
+    return TaskWhy(7, "a", state, why_task(Facts(**(given | facts))))
+
+
+TASKS = {
+    "no room in the type": (
+        answer(in_flight=8, max_in_flight=8),
+        WaitReason.LIMIT_IN_FLIGHT,
+        "8 tasks of its type are in flight, of at most 8",
+    ),
+    "no room for the key": (
+        answer(concurrency_key="acme", key_in_flight=2, key_limit=2),
+        WaitReason.KEY_TAKEN,
+        "2 tasks of its key, acme, are in flight, of at most 2",
+    ),
+    "rate": (answer(starts_per_s=5), WaitReason.LIMIT_STARTS, "its type may start 5 tasks a second"),
+    "paused type": (answer(type_paused=True), WaitReason.TYPE_PAUSED, "its type is paused"),
+    "no worker": (
+        answer(group=GroupLag(0, 0)),
+        WaitReason.NO_WORKER,
+        "no worker reads the ready topic of its type",
+    ),
+}
+
+
+@pytest.mark.parametrize(("task", "reason", "sentence"), TASKS.values(), ids=TASKS)
+def test_a_task_at_the_end_of_the_path_says_why_it_waits(task, reason, sentence):
+    """F2, S8: the last step says why the task of a node, or of an item, waits. The reason and the
+    sentence are those of the task alone."""
+    top = flow(node=node(NodeKind.FLOW, flow=2))
+    levels = [top, flow(id=2, live=3, node=node(task=7, task_state="ready"))]
+    assert followed_task(levels) == 7
+    first, last = why(with_task(levels, task))
+    assert (first, last.reason, last.task) == (why(levels)[0], FlowReason.TASK, 7)
+    assert task.answer.reason is reason
+    assert last.sentence == f"node n runs task 7 (a, ready): {sentence}; 2 other nodes run"
+    item = [flow(node=node(NodeKind.MAP, items=MAP, item=51, task=7, task_state="ready"))]
+    [step] = why(with_task(item, task))
+    assert step.sentence.endswith(f"; the first live one is item 51, task 7 (a, ready): {sentence}")
+
+
+def test_only_a_live_task_at_the_end_of_the_path_is_followed():
+    """F2: a pause, another leaf, a task that waits for a flow and a task that has ended need no
+    answer about a task."""
+    leaf = flow(id=2, node=node(NodeKind.WAIT, event="approved"))
+    assert followed_task([flow(paused=True, node=node(task=7))]) is None
+    assert followed_task([flow(node=node(task=7, task_state="waiting", flow=2)), leaf]) is None
+    for state in FINAL:
+        assert followed_task([flow(node=node(task=7, task_state=state))]) is None
+    assert followed_task([flow(status=FlowStatus.FAILED, node=FAILED)]) is None
+
+
+def test_a_task_that_ends_between_the_queries_waits_for_its_end_to_be_applied():
+    """F2: the state of the later query counts."""
+    levels = with_task([flow(node=node(task=7, task_state="ready"), owner="host-1")], answer(State.SUCCEEDED))
+    [step] = why(levels)
+    assert (step.reason, step.figures["task_state"]) == (FlowReason.UNAPPLIED, State.SUCCEEDED)
+    assert step.sentence.startswith("the end of task 7 (succeeded), of node n, is not applied yet")
+    assert followed_task(levels) is None

@@ -25,7 +25,6 @@ LONGER = {
     "flow_owner.schedule_loop.ScheduleLoop": 220,
     "flows.builder.Flow": 202,
     "gateway.callback_secrets.CallbackSecretRoutes": 206,
-    "gateway.hold.WorkerRoutes": 250,
     "gateway.operations.OperationRoutes": 212,
     "gateway.ready_consumer.ReadyConsumer": 280,
     "heartbeats.lease_tracker.LeaseTracker": 347,

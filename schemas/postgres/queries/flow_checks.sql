@@ -141,8 +141,8 @@ SELECT pg_notify('penstock_flows', shard::text) FROM unnest($1::smallint[]) AS s
 SELECT id FROM flow WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED;
 
 -- name: restart
--- Makes running nodes of locked flows ready again whose task does not exist: an operator deleted it,
--- or its type was missing when the node started. The owner inserts a task and its node in one
+-- Makes running nodes of locked flows ready again whose task does not exist: an operator deleted
+-- it, or its type was missing when the node started. The owner inserts a task and its node in one
 -- transaction, and history takes no task of a running flow. A node that its limit has ended, or
 -- whose end is in the inbox, starts no second task.
 WITH restarted AS (

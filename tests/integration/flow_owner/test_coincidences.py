@@ -1,4 +1,4 @@
-"""What happens together, late, or in another order: the flow ends as if it had not."""
+"""Ends of tasks that come together, late, or beside a command: the flow ends the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_the_last_two_parents_may_end_in_the_same_moment(database, pool, o
                     "UPDATE task SET state = 'succeeded', finished_at = now(), result_type = 'json', result = '1' WHERE id = $1",
                     parent["id"],
                 )
-            # Before the commits there is nothing to see.
+            # No end is visible before its commit.
             assert not await every[0].advance_once()
             await asyncio.gather(
                 *(transaction.commit() for transaction in transactions),
@@ -63,7 +63,7 @@ async def test_the_last_two_parents_may_end_in_the_same_moment(database, pool, o
     ],
 )
 async def test_a_child_ends_while_its_parent_is_cancelled_or_paused(owner, command, ended, expected):
-    """F1, F5: whatever comes first, the end is counted once, and nothing starts after it."""
+    """F1, F5: the end is counted once, and nothing starts after it."""
     child = definition("child", nodes={"work": task(), "more": task("work")})
     parent = definition("parent", nodes={"sub": {"kind": "flow", "flow": "child"}, "late": task("sub")})
     await owner.define(child, parent)

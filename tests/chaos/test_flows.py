@@ -9,6 +9,7 @@ import secrets
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 
 import asyncpg
 import orjson
@@ -96,7 +97,7 @@ async def pause_and_resume(pool, rng, flow_ids):
     while True:
         chosen = rng.sample(flow_ids, 5)
         for kind in ("pause", "resume"):
-            await wait_until(lambda kind=kind: _commanded(pool, chosen, kind), what="the database answers")
+            await wait_until(partial(_commanded, pool, chosen, kind), what="the database answers")
             await asyncio.sleep(PACE_S)
 
 
@@ -155,8 +156,8 @@ async def _progress(pool, mark):
 
 @pytest.mark.long
 async def test_killed_owners_lose_no_flow_and_start_nothing_twice(tmp_path):
-    """O1, F1, F2, F5: every flow ends as the model says, though some are paused meanwhile. Each child
-    exists once, the check is clean."""
+    """O1, F1, F2, F5: every flow ends as the model says, though some are paused meanwhile. Each
+    child exists once, the check is clean."""
     rng = random.Random(SEED)
     replicas = {**dict.fromkeys(SERVICES, 1), "flows": 2}
     environment = {"PENSTOCK_SESSION_TIMEOUT_S": "6", "PENSTOCK_FLOW_SWEEP_S": "1", "PENSTOCK_RECOUNT_S": "2"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.core.flow.plan import Edge, parse_edge
@@ -25,29 +25,40 @@ class Graph:
         self.edges = {
             name: [edge for edge in edges if edge.source in nodes] for name, edges in self._all.items()
         }
-        self._ancestors: dict[str, frozenset[str]] = {}
+        self._ancestors: dict[str, frozenset[str]] | None = None
 
     def faults(self) -> Iterator[Fault]:
         """Every fault of the edges."""
         for name in self.nodes:
             yield from self._edge_faults(name)
             yield from self._join_faults(name)
-        cycles = list(self._cycles())
+        # Several cases of a switch may lead to the same node: that is one cycle.
+        cycles = list(dict.fromkeys(map(tuple, self._cycles())))
         yield from (_cycle_fault(self, cycle) for cycle in cycles)
         yield from self._behind({name for cycle in cycles for name in cycle})
 
     def ancestors(self, name: str) -> frozenset[str]:
         """The nodes that a node depends on, directly or not."""
-        if name not in self._ancestors:
-            found: set[str] = set()
-            waiting = [edge.source for edge in self.edges[name]]
-            while waiting:
-                source = waiting.pop()
-                if source not in found:
-                    found.add(source)
-                    waiting.extend(edge.source for edge in self.edges[source])
-            self._ancestors[name] = frozenset(found)
+        if self._ancestors is None:
+            self._ancestors = self._all_ancestors()
         return self._ancestors[name]
+
+    def _all_ancestors(self) -> dict[str, frozenset[str]]:
+        """The ancestors of all nodes, as bits: a graph of 1,000 nodes may have 500,000 edges."""
+        sources = {name: {edge.source for edge in edges} for name, edges in self.edges.items()}
+        names = _sources_first(sources)
+        bit = {name: 1 << number for number, name in enumerate(names)}
+        found = dict.fromkeys(names, 0)
+        before: dict[str, int] | None = None
+        # One pass finds all, unless there are cycles.
+        while found != before:
+            before = found.copy()
+            for name in names:
+                for source in sources[name]:
+                    found[name] |= bit[source] | found[source]
+        return {
+            name: frozenset(other for other in names if bits & bit[other]) for name, bits in found.items()
+        }
 
     def position(self, name: str, source: str) -> int:
         """The position in `after` of the first edge from `source`."""
@@ -55,13 +66,14 @@ class Graph:
 
     def _edge_faults(self, name: str) -> Iterator[Fault]:
         for position, edge in enumerate(self._all[name]):
+            if edge.source in self.nodes and edge.case is None:
+                continue
             at = pointer("nodes", name, "after", position)
-            if edge.source not in self.nodes:
-                yield Fault(
-                    "unknown_node", at, f"there is no node {edge.source!r}{_nearest(edge.source, self.nodes)}"
-                )
-            elif edge.case is not None:
+            if edge.source in self.nodes:
                 yield from self._case_faults(at, edge)
+            else:
+                reason = f"there is no node {edge.source!r}{_nearest(edge.source, self.nodes)}"
+                yield Fault("unknown_node", at, reason)
 
     def _case_faults(self, at: str, edge: Edge) -> Iterator[Fault]:
         source = self.nodes[edge.source]
@@ -122,13 +134,32 @@ class Graph:
                 yield Fault("unreachable", pointer("nodes", name), reason)
 
 
-def _cycle_fault(graph: Graph, cycle: list[str]) -> Fault:
+def _cycle_fault(graph: Graph, cycle: Sequence[str]) -> Fault:
     # The path follows dependencies; people read it in the order in which nodes would run.
     first = cycle[0]
     ordered = [first, *reversed(cycle[1:]), first]
     position = graph.position(first, cycle[1 % len(cycle)])
     reason = f"a cycle: {' → '.join(ordered)}: remove one of these dependencies"
     return Fault("cycle", pointer("nodes", first, "after", position), reason)
+
+
+def _sources_first(sources: Mapping[str, Iterable[str]]) -> list[str]:
+    """All nodes, each behind those that it depends on, except in a cycle."""
+    order: dict[str, None] = {}
+    entered: set[str] = set()
+    for root in sources:
+        # An explicit stack: a chain of a thousand nodes is deeper than Python's own.
+        stack = [(root, iter(sources[root]))]
+        while stack:
+            name, left = stack[-1]
+            entered.add(name)
+            below = next((source for source in left if source not in entered), None)
+            if below is None:
+                stack.pop()
+                order[name] = None
+            else:
+                stack.append((below, iter(sources[below])))
+    return list(order)
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

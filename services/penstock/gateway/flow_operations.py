@@ -80,7 +80,7 @@ class FlowCommandRoutes:
     async def _command(self, request: web.Request, kind: str) -> web.Response:
         refuse_unknown_parameters(request)
         flow = await visible_flow(request, self._pool)
-        if flow["status"] == FlowStatus.RUNNING:
+        if flow["status"] == FlowStatus.RUNNING or flow["recovering"]:
             # A row may lag behind the inbox, so a command that seems to change nothing is sent too.
             await flow_commands.command(self._pool, [flow["id"]], kind)
             note(request, flow=flow["id"], command=kind)

@@ -105,7 +105,7 @@ class FlowViewRoutes:
         with_definition = choice_parameter(request, "definition", "false", ("true", "false")) == "true"
         wait_s = preferred_wait_s(request)
         row = await visible_flow(request, self._pool)
-        if wait_s and row["status"] == FlowStatus.RUNNING:
+        if wait_s and (row["status"] == FlowStatus.RUNNING or row["recovering"]):
             await self._ends.wait([row["id"]], wait_s)
             row = await visible_flow(request, self._pool)
         nodes = await flow_views.nodes(self._pool, row)

@@ -32,8 +32,8 @@ CHILDREN_PER_PART = 5_000
 async def get(executor: Any, flow_id: int) -> Mapping[str, Any]:
     """One flow, from the live tables or history, with the JSON of its definition.
 
-    It has the columns of `penstock.flow`, and also `definition_json`, `root_versions`, `now`, and
-    for a flow in history `nodes` and `past_nodes` (see `flow_history.get`).
+    It has the columns of `penstock.flow`, and also `definition_json`, `root_versions`, `recovering`,
+    `now`, and for a flow in history `nodes` and `past_nodes` (see `flow_history.get`).
 
     Raises:
         NotFound: no flow has this id, or its day of history was dropped.
@@ -57,6 +57,7 @@ async def get(executor: Any, flow_id: int) -> Mapping[str, Any]:
             )
     return {
         **archived,
+        "recovering": False,
         "definition_json": definition,
         "now": archived["finished_at"],
         "root_versions": root["versions"],

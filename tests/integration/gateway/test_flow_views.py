@@ -313,6 +313,23 @@ async def test_of_two_recoveries_at_once_one_is_applied(gateway, owner, monkeypa
     assert (shown["status"], shown["generation"]) == ("succeeded", 1)
 
 
+async def test_an_accepted_recovery_counts_before_it_is_applied(gateway, owner):
+    """F3, F5: the flow runs for whoever reads it or waits for its end, and a command after the
+    recovery follows it. The answers gave the end before the recovery, and refused to cancel."""
+    flow_id = await failed_flow(owner)
+    path = f"/flows/{flow_id}"
+    assert (await gateway.post(f"{path}/recover")).status == 202
+    assert (await gateway.get(path)).body["status"] == "running"
+    waiting = asyncio.ensure_future(gateway.get(path, headers={"Prefer": "wait=30"}))
+    await wait_until(lambda: owner.pool.fetchval("SELECT count(*) FROM end_listener"))
+    assert not waiting.done()
+    assert (await gateway.post(f"{path}/cancel")).status == 202
+    await owner.run()
+    shown = (await in_time(waiting)).body
+    assert (shown["status"], shown["generation"]) == ("cancelled", 1)
+    assert (await gateway.post(f"{path}/pause")).status == 409
+
+
 async def test_a_recovery_is_decided_by_one_snapshot(gateway, owner, monkeypatch):
     """F3: another recovery may be applied while a request is read. It is refused then, instead of
     being accepted for no node at all."""

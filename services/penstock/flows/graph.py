@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 from penstock.core.flow.plan import Edge, parse_edge
 from penstock.flows.faults import Fault, pointer
+
+# A definition may have a hundred thousand cycles. The first ones show what to change.
+MAX_CYCLES = 100
 
 
 class Graph:
@@ -25,40 +30,53 @@ class Graph:
         self.edges = {
             name: [edge for edge in edges if edge.source in nodes] for name, edges in self._all.items()
         }
-        self._ancestors: dict[str, frozenset[str]] | None = None
+        self._ancestors: dict[str, frozenset[str]] = {}
+        # All ancestors of a node as bits, by the number of the node.
+        self._complete: dict[int, int] = {}
 
     def faults(self) -> Iterator[Fault]:
-        """Every fault of the edges."""
+        """Every fault of the edges, but at most `MAX_CYCLES` cycles."""
         for name in self.nodes:
             yield from self._edge_faults(name)
             yield from self._join_faults(name)
-        # Several cases of a switch may lead to the same node: that is one cycle.
-        cycles = list(dict.fromkeys(map(tuple, self._cycles())))
-        yield from (_cycle_fault(self, cycle) for cycle in cycles)
-        yield from self._behind({name for cycle in cycles for name in cycle})
+        yield from (_cycle_fault(self, cycle) for cycle in islice(self._cycles(), MAX_CYCLES))
+        yield from self._behind()
 
     def ancestors(self, name: str) -> frozenset[str]:
         """The nodes that a node depends on, directly or not."""
-        if self._ancestors is None:
-            self._ancestors = self._all_ancestors()
+        if name not in self._ancestors:
+            bits = self._ancestor_bits(self._numbers[name])
+            self._ancestors[name] = frozenset(
+                other for other, number in self._numbers.items() if bits >> number & 1
+            )
         return self._ancestors[name]
 
-    def _all_ancestors(self) -> dict[str, frozenset[str]]:
-        """The ancestors of all nodes, as bits: a graph of 1,000 nodes may have 500,000 edges."""
-        sources = {name: {edge.source for edge in edges} for name, edges in self.edges.items()}
-        names = _sources_first(sources)
-        bit = {name: 1 << number for number, name in enumerate(names)}
-        found = dict.fromkeys(names, 0)
-        before: dict[str, int] | None = None
-        # One pass finds all, unless there are cycles.
-        while found != before:
-            before = found.copy()
-            for name in names:
-                for source in sources[name]:
-                    found[name] |= bit[source] | found[source]
-        return {
-            name: frozenset(other for other in names if bits & bit[other]) for name, bits in found.items()
-        }
+    @cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        return {name: number for number, name in enumerate(self.nodes)}
+
+    @cached_property
+    def _sources(self) -> Sequence[int]:
+        """The direct sources of each node, as bits: 1,000 nodes may have 500,000 edges."""
+        sources = []
+        for edges in self.edges.values():
+            bits = 0
+            for edge in edges:
+                bits |= 1 << self._numbers[edge.source]
+            sources.append(bits)
+        return sources
+
+    def _ancestor_bits(self, number: int) -> int:
+        found, left = 0, self._sources[number]
+        while left:
+            # The last one first: in most files its ancestors are complete, and include the others.
+            source = left.bit_length() - 1
+            found |= 1 << source | self._complete.get(source, 0)
+            if source not in self._complete:
+                left |= self._sources[source]
+            left &= ~found
+        self._complete[number] = found
+        return found
 
     def position(self, name: str, source: str) -> int:
         """The position in `after` of the first edge from `source`."""
@@ -98,39 +116,42 @@ class Graph:
             yield Fault("unreachable", pointer("nodes", name, "join", "k"), reason)
 
     def _cycles(self) -> Iterator[list[str]]:
-        """One cycle of each group of nodes that depend on each other."""
+        """One cycle for each edge that closes one."""
         done: set[str] = set()
         for root in self.nodes:
             path: list[str] = []
             on_path: dict[str, int] = {}
             # An explicit stack: a chain of a thousand nodes is deeper than Python's own.
-            stack: list[tuple[str, Iterator[Edge]]] = []
+            stack: list[tuple[str, Iterator[str]]] = []
 
             def enter(name: str) -> None:
                 on_path[name] = len(path)  # noqa: B023 (called in this iteration only)
                 path.append(name)  # noqa: B023 (as above)
-                stack.append((name, iter(self.edges[name])))  # noqa: B023 (as above)
+                # Several cases of a switch are edges from one node, and close one cycle.
+                sources = dict.fromkeys(edge.source for edge in self.edges[name])
+                stack.append((name, iter(sources)))  # noqa: B023 (as above)
 
             if root not in done:
                 enter(root)
             while stack:
-                name, edges = stack[-1]
-                edge = next(edges, None)
-                if edge is None:
+                name, sources = stack[-1]
+                source = next(sources, None)
+                if source is None:
                     stack.pop()
                     path.pop()
                     del on_path[name]
                     done.add(name)
-                elif edge.source in on_path:
-                    yield path[on_path[edge.source] :]
-                elif edge.source not in done:
-                    enter(edge.source)
+                elif source in on_path:
+                    yield path[on_path[source] :]
+                elif source not in done:
+                    enter(source)
 
-    def _behind(self, cyclic: set[str]) -> Iterator[Fault]:
+    def _behind(self) -> Iterator[Fault]:
+        cyclic = {name for name in self.nodes if name in self.ancestors(name)}
         for name in self.nodes:
-            blocking = sorted(self.ancestors(name) & cyclic)
-            if name not in cyclic and name not in self.ancestors(name) and blocking:
-                reason = f"it depends on {blocking[0]!r}, which is part of a cycle: resolve the cycle"
+            blocking = min(self.ancestors(name) & cyclic, default=None)
+            if name not in cyclic and blocking is not None:
+                reason = f"it depends on {blocking!r}, which is part of a cycle: resolve the cycle"
                 yield Fault("unreachable", pointer("nodes", name), reason)
 
 
@@ -141,25 +162,6 @@ def _cycle_fault(graph: Graph, cycle: Sequence[str]) -> Fault:
     position = graph.position(first, cycle[1 % len(cycle)])
     reason = f"a cycle: {' → '.join(ordered)}: remove one of these dependencies"
     return Fault("cycle", pointer("nodes", first, "after", position), reason)
-
-
-def _sources_first(sources: Mapping[str, Iterable[str]]) -> list[str]:
-    """All nodes, each behind those that it depends on, except in a cycle."""
-    order: dict[str, None] = {}
-    entered: set[str] = set()
-    for root in sources:
-        # An explicit stack: a chain of a thousand nodes is deeper than Python's own.
-        stack = [(root, iter(sources[root]))]
-        while stack:
-            name, left = stack[-1]
-            entered.add(name)
-            below = next((source for source in left if source not in entered), None)
-            if below is None:
-                stack.pop()
-                order[name] = None
-            else:
-                stack.append((below, iter(sources[below])))
-    return list(order)
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:

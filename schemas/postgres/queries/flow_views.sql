@@ -2,16 +2,16 @@
 -- uses an index.
 
 -- name: get
--- A flow with its definition (that of a flow for which a task waits is its own), the versions that
--- its root has fixed, and whether it has ended and a recovery of it is among the latest commands to
--- its shard, which its owner has not applied yet.
+-- A flow with its definition (that of a flow for which a task waits is its own), and the versions
+-- that its root has fixed. `recovering`: it has ended, and its owner has not applied its next
+-- recovery yet. The index `flow_inbox_recovery` has recoveries only.
 SELECT f.*, (SELECT r.versions FROM flow r WHERE r.id = f.root_id) AS root_versions,
        coalesce(f.definition, (SELECT d.definition FROM flow_definition d WHERE d.name = f.name AND d.version = f.version))
            AS definition_json,
-       CASE WHEN f.status <> 'running' THEN EXISTS (
-           SELECT FROM (SELECT flow_id, kind FROM flow_inbox WHERE shard = (f.root_id % 64)::smallint
-                        ORDER BY shard DESC, id DESC LIMIT 10000) i
-           WHERE i.flow_id = f.id AND i.kind = 'recover') ELSE false END AS recovering,
+       f.status <> 'running' AND EXISTS (
+           SELECT FROM flow_inbox i WHERE i.flow_id = f.id AND i.kind = 'recover'
+             AND (i.detail ->> 'generation')::integer = f.generation + 1
+       ) AS recovering,
        now() AS now
 FROM flow f WHERE f.id = $1;
 

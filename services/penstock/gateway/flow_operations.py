@@ -80,7 +80,7 @@ class FlowCommandRoutes:
     async def _command(self, request: web.Request, kind: str) -> web.Response:
         refuse_unknown_parameters(request)
         flow = await visible_flow(request, self._pool)
-        if flow["status"] == FlowStatus.RUNNING or flow["recovering"]:
+        if flow["status"] == FlowStatus.RUNNING:
             # A row may lag behind the inbox, so a command that seems to change nothing is sent too.
             await flow_commands.command(self._pool, [flow["id"]], kind)
             note(request, flow=flow["id"], command=kind)
@@ -154,7 +154,7 @@ class FlowCommandRoutes:
             )
         if flow["definition_json"] is None:
             raise Conflict(f"version {flow['version']} of the definition {flow['name']} has been removed")
-        if flow["parent_id"] is not None and flow["status"] != FlowStatus.RUNNING:
+        if flow["parent_id"] is not None and (flow["status"] != FlowStatus.RUNNING or flow["recovering"]):
             # Its parent has counted its end already.
             raise RecoveryRefused(
                 f"flow {flow['id']} is a child of flow {flow['parent_id']}, which has counted its end: recover flow "

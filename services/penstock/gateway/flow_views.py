@@ -105,7 +105,7 @@ class FlowViewRoutes:
         with_definition = choice_parameter(request, "definition", "false", ("true", "false")) == "true"
         wait_s = preferred_wait_s(request)
         row = await visible_flow(request, self._pool)
-        if wait_s and (row["status"] == FlowStatus.RUNNING or row["recovering"]):
+        if wait_s and row["status"] == FlowStatus.RUNNING:
             await self._ends.wait([row["id"]], wait_s)
             row = await visible_flow(request, self._pool)
         nodes = await flow_views.nodes(self._pool, row)
@@ -163,7 +163,9 @@ class FlowViewRoutes:
         """GET /flows/{id}/why: the path from the flow to what blocks it."""
         refuse_unknown_parameters(request)
         flow = await visible_flow(request, self._pool)
-        path = why(await flow_facts.facts(self._pool, flow["id"]))
+        levels = await flow_facts.facts(self._pool, flow["id"])
+        levels[0] = dataclasses.replace(levels[0], recovering=flow["recovering"])
+        path = why(levels)
         return respond(
             {
                 "id": flow["id"],
@@ -192,7 +194,7 @@ class FlowViewRoutes:
 
 
 async def visible_flow(request: web.Request, pool: asyncpg.Pool[asyncpg.Record]) -> Mapping[str, Any]:
-    """The flow in the path of a request (`flow_views.get`).
+    """The flow in the path of a request (`flow_views.get`), as an accepted recovery leaves it.
 
     Raises:
         NotFound: there is no such flow, or the request may not see it.
@@ -202,7 +204,7 @@ async def visible_flow(request: web.Request, pool: asyncpg.Pool[asyncpg.Record])
     row = await flow_views.get(pool, flow_id)
     if not grant_of(request).covers(row["name"]):
         raise NotFound(f"there is no flow {flow_id}")
-    return row
+    return flow_views.as_recovered(row)
 
 
 def _child(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import orjson
 
 from penstock.contracts import subscription
 from penstock.contracts.context import ContentType, Context
-from penstock.core.flow.state import FlowStatus, NodeStatus
+from penstock.core.flow.state import NodeStatus
 from penstock.core.task import Priority
 from penstock.postgres import tasks
 from penstock.postgres.flow_views import is_archived
@@ -65,16 +65,13 @@ def detail(row: Mapping[str, Any], nodes: Mapping[str, Row], history: Sequence[R
     """The document of a flow with all nodes of its definition, and those of earlier generations.
 
     Args:
-        row: a row of `flow_views.get`.
+        row: of `flow_views.get`, or of `flow_views.as_recovered`.
         nodes: rows of `flow_views.nodes`.
         history: rows of `flow_views.history`.
     """
     definition = orjson.loads(row["definition_json"]) if row["definition_json"] else {"nodes": {}}
-    # Who has recovered a flow and waits for its end must not see the one before.
-    again = {"status": FlowStatus.RUNNING, "finished_at": None} if row.get("recovering") else {}
     return {
         **summary(row),
-        **again,
         "in_history": is_archived(row),
         "versions": orjson.loads(row["versions"]) if row["versions"] else None,
         "nodes": [node_document(name, node, nodes.get(name)) for name, node in definition["nodes"].items()],

@@ -96,7 +96,9 @@ SELECT min(id) AS last, count(*) AS flows FROM (
 -- namespaces; NULL is all.
 SELECT f.* FROM flow f
 WHERE ($name::text IS NULL OR f.name = $name)
-  AND ($statuses::text[] IS NULL OR f.status = ANY ($statuses))
+  AND ($statuses::text[] IS NULL OR f.status = ANY ($statuses)
+       OR (f.status = 'running' AND (f.paused AND 'paused' = ANY ($statuses)
+                                     OR f.stop = 'cancel' AND 'cancelling' = ANY ($statuses))))
   AND ($labels::jsonb IS NULL OR f.labels @> $labels)
   AND ($idempotency_key::text IS NULL OR f.idempotency_key = $idempotency_key)
   AND ($created_since::timestamptz IS NULL OR f.created_at >= $created_since)

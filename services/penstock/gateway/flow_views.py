@@ -13,7 +13,7 @@ from aiohttp import web
 from penstock.contracts.context import Context
 from penstock.core.access import namespace_of
 from penstock.core.flow.plan import NodeKind
-from penstock.core.flow.state import FlowStatus
+from penstock.core.flow.state import FlowStatus, ShownStatus
 from penstock.core.flow.why import why
 from penstock.core.task import State
 from penstock.errors import NotFound
@@ -83,7 +83,7 @@ class FlowViewRoutes:
         found = await flow_views.find(
             self._pool,
             name=text_parameter(request, "name"),
-            statuses=read_words(request, "status", tuple(FlowStatus)),
+            statuses=read_words(request, "status", tuple(ShownStatus)),
             labels=read_labels(request),
             idempotency_key=text_parameter(request, "idempotency_key"),
             since=moment_parameter(request, "since"),

@@ -265,7 +265,7 @@ async def find(
     Args:
         executor: a pool or a connection.
         name: name of the definition.
-        statuses: one of these states.
+        statuses: one of these states (`ShownStatus`).
         labels: labels that the flow has, with these values.
         idempotency_key: idempotency key of the start.
         since: flows that were created then or later.

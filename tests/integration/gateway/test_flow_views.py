@@ -222,6 +222,24 @@ async def test_lists_are_filtered_and_paged(gateway, owner, pool, monkeypatch):
     assert (await gateway.get(f"/flows/{other}/nodes/unknown")).status == 404
 
 
+async def test_a_list_is_filtered_by_the_states_that_running_flows_show(gateway, owner):
+    """O8: the command line shows these states, and its filter refused them."""
+    paused, cancelling, running = [await owner.start(TWO) for _ in range(3)]
+    await owner.command(paused, "pause")
+    await owner.advance()
+    await owner.command(cancelling, "cancel")
+    # It is cancelling until its owner has read the ends of its tasks.
+    assert await owner.advance_once()
+
+    async def listed(query):
+        return [flow["id"] for flow in (await gateway.get(f"/flows?{query}")).body["flows"]]
+
+    assert await listed("status=paused") == [paused]
+    assert await listed("status=cancelling") == [cancelling]
+    assert await listed("status=paused,cancelling,failed") == [cancelling, paused]
+    assert await listed("status=running") == [running, cancelling, paused]
+
+
 async def test_commands_reach_the_owner_and_a_refused_recovery_says_why(gateway, owner, pool):
     """F3, F5: pause, resume, cancel and recover are applied by the owner. A recovery that cannot
     happen is refused at once with its code, its nodes and what to do; each keeps its history."""

@@ -1511,6 +1511,8 @@ CREATE INDEX flow_history_tick ON ONLY penstock.flow_history USING btree (schedu
 
 CREATE UNIQUE INDEX flow_idempotency ON penstock.flow USING btree (name, idempotency_key) WHERE (idempotency_key IS NOT NULL);
 
+CREATE INDEX flow_inbox_recovery ON penstock.flow_inbox USING btree (flow_id) WHERE (kind = 'recover'::text);
+
 CREATE INDEX flow_labels ON penstock.flow USING gin (labels jsonb_path_ops) WHERE (labels IS NOT NULL);
 
 CREATE INDEX flow_limit_due ON penstock.flow_limit USING btree (shard, at);

@@ -3,10 +3,15 @@
 
 -- name: get
 -- A flow with its definition (that of a flow for which a task waits is its own), and the versions
--- that its root has fixed.
+-- that its root has fixed. `recovering`: it has ended, and its owner has not applied its next
+-- recovery yet. The index `flow_inbox_recovery` has recoveries only.
 SELECT f.*, (SELECT r.versions FROM flow r WHERE r.id = f.root_id) AS root_versions,
        coalesce(f.definition, (SELECT d.definition FROM flow_definition d WHERE d.name = f.name AND d.version = f.version))
            AS definition_json,
+       f.status <> 'running' AND EXISTS (
+           SELECT FROM flow_inbox i WHERE i.flow_id = f.id AND i.kind = 'recover'
+             AND (i.detail ->> 'generation')::integer = f.generation + 1
+       ) AS recovering,
        now() AS now
 FROM flow f WHERE f.id = $1;
 
@@ -91,7 +96,9 @@ SELECT min(id) AS last, count(*) AS flows FROM (
 -- namespaces; NULL is all.
 SELECT f.* FROM flow f
 WHERE ($name::text IS NULL OR f.name = $name)
-  AND ($statuses::text[] IS NULL OR f.status = ANY ($statuses))
+  AND ($statuses::text[] IS NULL OR f.status = ANY ($statuses)
+       OR (f.status = 'running' AND (f.paused AND 'paused' = ANY ($statuses)
+                                     OR f.stop = 'cancel' AND 'cancelling' = ANY ($statuses))))
   AND ($labels::jsonb IS NULL OR f.labels @> $labels)
   AND ($idempotency_key::text IS NULL OR f.idempotency_key = $idempotency_key)
   AND ($created_since::timestamptz IS NULL OR f.created_at >= $created_since)

@@ -184,6 +184,10 @@ LEFT JOIN LATERAL (
 ) AS t ON true
 ORDER BY i.id;
 
+-- name: announce_ends
+-- Wakes requests that wait for these flows, as the trigger `flow_ends_announced` does for others.
+SELECT pg_notify('penstock_ended', id::text) FROM unnest($1::bigint[]) AS f (id);
+
 -- name: due
 -- Takes the limits of these shards ($1) that are due, at most $2 of each shard, without those of
 -- the given root flows ($3).

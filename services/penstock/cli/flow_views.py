@@ -26,7 +26,7 @@ from penstock.cli.output import (
 from penstock.cli.param_types import Moment, Whole
 from penstock.cli.task_views import error_text
 from penstock.client import Flow, SyncClient
-from penstock.core.flow.state import FINAL_NODES, FlowStatus
+from penstock.core.flow.state import FINAL_NODES, FlowStatus, ShownStatus
 from penstock.core.task import State
 
 # The exit status when a watched flow did not succeed, as of `penstock watch`.
@@ -37,7 +37,7 @@ flow_argument = click.argument("flow_id", metavar="ID", type=Whole(1))
 
 @flows.command("list")
 @click.option("--name", help="List only flows of this definition.")
-@states_option("--status", FlowStatus, "List only flows in this state. The option is repeatable.")
+@states_option("--status", ShownStatus, "List only flows in this state. The option is repeatable.")
 @label_option("List only flows with this label. The option is repeatable; a flow must have all labels.")
 @click.option("--since", type=Moment(), help="List only flows that were started then or later.")
 @click.option("--idempotency-key", help="List only the flow with this idempotency key.")

@@ -61,7 +61,7 @@ class FlowOperationMethods:
 
         Args:
             name: name of the definition.
-            status: one status or several.
+            status: one status or several, also `paused` and `cancelling`, which are running.
             labels: labels that the flow has, with these values.
             idempotency_key: idempotency key of the start.
             since: flows that were started then or later; a naive moment is local time.

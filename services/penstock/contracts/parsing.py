@@ -34,15 +34,18 @@ _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{},:]', re.DOTALL)
 _BLANKS = b" \t\r\n"
 
 
-def parse(data: bytes, *, exact: bool = False) -> Any:
+def parse(data: bytes, *, exact: bool = False, unique: bool = False) -> Any:
     """Decodes JSON.
 
     Args:
         data: the encoded document.
         exact: refuse integers that would be rounded.
+        unique: refuse a name that stands twice in an object. The check takes several times as long
+            as the rest, so that routes with much traffic go without it.
 
     Raises:
-        InvalidRecord: the data is not UTF-8 or not JSON; the reason names the place.
+        InvalidRecord: the data is not UTF-8 or not JSON; the reason names the place. Or a name
+            stands twice; `pointer` is its place.
         TooLarge: the data has more than `MAX_PARSED_BYTES`.
     """
     if len(data) > MAX_PARSED_BYTES:
@@ -50,7 +53,10 @@ def parse(data: bytes, *, exact: bool = False) -> Any:
     try:
         if exact:
             require_exact_integers(data)
-        return orjson.loads(data)
+        document = orjson.loads(data)
+        if unique:
+            _require_unique_names(data)
+        return document
     except RecursionError as error:
         raise InvalidRecord("nested too deep: flatten the document") from error
     except ValueError as error:
@@ -75,6 +81,39 @@ def require_exact_integers(data: bytes) -> None:
         json.loads(data, parse_int=_require_64_bits)
 
 
+class _Members(list[tuple[str, Any]]):
+    """The members of an object, with those whose names stand there before."""
+
+
+def _require_unique_names(data: bytes) -> None:
+    repeats = False
+
+    def read(members: list[tuple[str, Any]]) -> None:
+        nonlocal repeats
+        repeats = repeats or len(members) > len(dict(members))
+
+    json.loads(data, object_pairs_hook=read)
+    if repeats:
+        at, name = next(_repeated_names(json.loads(data, object_pairs_hook=_Members), ""))
+        shown = name if len(name) <= 100 else f"{name[:100]} …"
+        raise InvalidRecord(f"{shown!r} stands twice: remove one, or rename it", pointer=at)
+
+
+def _repeated_names(value: Any, at: str) -> Iterator[tuple[str, str]]:
+    """The names that stand in an object before, each behind its JSON Pointer."""
+    if isinstance(value, _Members):
+        names: set[str] = set()
+        for name, member in value:
+            below = f"{at}/{name.replace('~', '~0').replace('/', '~1')}"
+            if name in names:
+                yield below, name
+            names.add(name)
+            yield from _repeated_names(member, below)
+    elif isinstance(value, list):
+        for index, element in enumerate(value):
+            yield from _repeated_names(element, f"{at}/{index}")
+
+
 def _require_64_bits(digits: str) -> int:
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
         shown = digits if len(digits) <= 100 else f"{digits[:100]} …"
@@ -97,41 +136,42 @@ class Unreadable:
     readable: dict[str, Any]
 
 
-def parse_batch(data: bytes, member: str, *, exact: bool = False) -> Any:
+def parse_batch(data: bytes, member: str, *, exact: bool = False, unique: bool = False) -> Any:
     """Decodes a record with an array of entries; an entry that cannot be read is `Unreadable`.
 
     Args:
         data: the encoded record.
         member: name of the array in the record's object; "" when the record is the array.
         exact: as for `parse`.
+        unique: as for `parse`.
 
     Raises:
         InvalidRecord: the record as a whole cannot be read.
         TooLarge: as `parse`.
     """
     try:
-        return parse(data, exact=exact)
+        return parse(data, exact=exact, unique=unique)
     except InvalidRecord as fault:
         if member == "":
-            return _entries(data, fault, exact=exact)
+            return _entries(data, fault, exact=exact, unique=unique)
         record: dict[str, Any] = {}
         found = False
         for name, value in _members(data, fault):
             if name == member and value[:1] == b"[":
-                record[name], found = _entries(value, fault, exact=exact), True
+                record[name], found = _entries(value, fault, exact=exact, unique=unique), True
             else:
-                record[name] = parse(value, exact=exact)
+                record[name] = parse(value, exact=exact, unique=unique)
         if not found:
             raise
         return record
 
 
-def _entries(data: bytes, fault: InvalidRecord, *, exact: bool) -> list[Any]:
+def _entries(data: bytes, fault: InvalidRecord, *, exact: bool, unique: bool) -> list[Any]:
     entries: list[Any] = []
     for part in _parts(data, b"[", b"]", fault):
         [value] = part[-1:]
         try:
-            entries.append(parse(value, exact=exact))
+            entries.append(parse(value, exact=exact, unique=unique))
         except InvalidRecord as unreadable:
             entries.append(Unreadable(unreadable, value, _readable_members(value)))
     return entries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
@@ -14,6 +15,8 @@ from penstock.errors import InvalidRecord
 
 # Error messages have these words in place of a value that may be a secret.
 _MASKED_VALUE = "the value"
+# The end of a message about the size of a value, behind the value.
+_SIZE = re.compile(r" has (?:more|less) than \d+ [a-z]+$")
 
 
 @cache
@@ -117,6 +120,11 @@ def _reason(error: jsonschema_rs.ValidationError) -> str:
         if len(types) == len(kinds):
             value, _, _ = error.message.partition(" is not valid under any")
             return f"{value} is neither {' nor '.join(name for names in types for name in names)}"
+    if isinstance(error.instance, dict | list):
+        # Otherwise the message begins with the whole value.
+        size = _SIZE.search(error.message)
+        if size is not None:
+            return f"the {'object' if isinstance(error.instance, dict) else 'array'}{size[0]}"
     return error.message
 
 

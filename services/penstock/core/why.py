@@ -385,7 +385,8 @@ def _limited(facts: Facts) -> tuple[WaitReason, str] | None:
         )
         return WaitReason.KEY_TAKEN, in_flight + behind
     if facts.max_in_flight is not None and (facts.in_flight or 0) >= facts.max_in_flight:
-        in_flight = f"{facts.in_flight:,} tasks of its type are in flight, of at most {facts.max_in_flight:,}"
+        tasks = "task of its type is" if facts.in_flight == 1 else "tasks of its type are"
+        in_flight = f"{facts.in_flight:,} {tasks} in flight, of at most {facts.max_in_flight:,}"
         return WaitReason.LIMIT_IN_FLIGHT, in_flight + behind
     rate = facts.starts_per_s
     # When one second of starts waits on the ready topic, the workers are the limit, and not the

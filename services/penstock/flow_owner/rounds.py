@@ -80,7 +80,20 @@ async def apply(
         await _round(batch, missing)
     if not missing:
         await batch.write()
+        await _announce_ends(batch, inbox)
     return missing
+
+
+async def _announce_ends(batch: Batch, inbox: Sequence[asyncpg.Record]) -> None:
+    """Wakes requests that wait for recovered flows which have ended in this transaction.
+
+    The rows of such a flow do not show an end: before and after the transaction it has ended. A
+    recovery that was refused changes no row at all.
+    """
+    recovered = {record["flow_id"] for record in inbox if record["kind"] == "recover"}
+    flows = [batch.loaded[flow_id] for flow_id in sorted(recovered & batch.loaded.keys())]
+    if ended := [flow.id for flow in flows if flow.state.status is not FlowStatus.RUNNING]:
+        await execute(batch.connection, "flows.announce_ends", ended)
 
 
 async def _round(batch: Batch, missing: dict[int, list[Context]]) -> None:
@@ -273,6 +286,11 @@ def _recovery(detail: Mapping[str, Any]) -> Recovered:
 
 
 async def _command(batch: Batch, flow: FlowRow, kind: str) -> None:
+    if any(isinstance(each, Recovered) for each in batch.next.get(flow.id, ())):
+        # Not in this transaction: the children that the recovery starts do not run yet, so the
+        # command would not reach them.
+        batch.notes.append(NewNote(root_id=flow.root_id, flow_id=flow.id, kind=kind))
+        return
     batch.add(flow.id, _COMMANDS[kind])
     if kind != "cancel" and flow.state.status is FlowStatus.RUNNING:
         # A cancellation reaches the children by its decision.

@@ -26,40 +26,50 @@ async def read_document(request: web.Request, schema: str) -> dict[str, Any]:
     return raw
 
 
-async def read_json(request: web.Request, limit_bytes: int | None = None) -> Any:
+async def read_json(request: web.Request, limit_bytes: int | None = None, *, unique: bool = True) -> Any:
     """The JSON value of a request's body.
 
     Args:
         request: has the body.
         limit_bytes: of the body; None is the limit of the gateway.
+        unique: refuse a name that stands twice in an object. Routes of workers, which have much
+            traffic from programs, take the last one.
 
     Raises:
         Malformed: the body is not JSON in UTF-8.
+        InvalidRecord: a name stands twice.
         TooLarge: the body is longer than the limit.
     """
     data = await read_body(request, request.client_max_size if limit_bytes is None else limit_bytes)
     try:
-        return parse(data, exact=True)
+        return parse(data, exact=True, unique=unique)
     except InvalidRecord as error:
-        raise Malformed(error.reason) from error
+        raise _as_problem(error) from error
 
 
-async def read_entries(request: web.Request, member: str) -> Any:
+async def read_entries(request: web.Request, member: str, *, unique: bool = False) -> Any:
     """As `read_json`, for a body with entries: one that cannot be read alone is `Unreadable`.
 
     Args:
         request: has the body.
         member: name of the array in the body's object; "" when the body is the array.
+        unique: see `read_json`.
 
     Raises:
         Malformed: the body as a whole is not JSON in UTF-8.
+        InvalidRecord: the body is no array, and a name stands twice.
         TooLarge: the body is longer than the limit, or has too many entries.
     """
     data = await read_body(request, request.client_max_size)
     try:
-        return parse_batch(data, member, exact=True)
+        return parse_batch(data, member, exact=True, unique=unique)
     except InvalidRecord as error:
-        raise Malformed(error.reason) from error
+        raise _as_problem(error) from error
+
+
+def _as_problem(error: InvalidRecord) -> InvalidRecord:
+    """The fault of a body that can be read, if it has a place, or of one that cannot be read."""
+    return error if error.pointer else Malformed(error.reason)
 
 
 async def read_ids(request: web.Request) -> tuple[list[int], dict[str, Any]]:

@@ -67,17 +67,19 @@ class EntryKind:
 
 
 @asynccontextmanager
-async def admitted(request: web.Request, limiter: SubmissionLimiter) -> AsyncIterator[tuple[Any, int]]:
+async def admitted(
+    request: web.Request, limiter: SubmissionLimiter, *, unique: bool = False
+) -> AsyncIterator[tuple[Any, int]]:
     """Yields an entry or an array of them, and their number; the limiter counts them meanwhile.
 
     Raises:
         BadParameter: the request has a parameter.
-        Malformed, TooLarge: as `read_entries`.
+        Malformed, InvalidRecord, TooLarge: as `read_entries`, also for `unique`.
         Throttled: a limit of the limiter is reached.
     """
     refuse_unknown_parameters(request)
     limiter.require_room()
-    raw = await read_entries(request, "")
+    raw = await read_entries(request, "", unique=unique)
     rows = len(raw) if isinstance(raw, list) else 1
     with limiter.reserve(rows, body_bytes(request)):
         yield raw, rows

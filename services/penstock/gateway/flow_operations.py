@@ -154,7 +154,7 @@ class FlowCommandRoutes:
             )
         if flow["definition_json"] is None:
             raise Conflict(f"version {flow['version']} of the definition {flow['name']} has been removed")
-        if flow["parent_id"] is not None and flow["status"] != FlowStatus.RUNNING:
+        if flow["parent_id"] is not None and (flow["status"] != FlowStatus.RUNNING or flow["recovering"]):
             # Its parent has counted its end already.
             raise RecoveryRefused(
                 f"flow {flow['id']} is a child of flow {flow['parent_id']}, which has counted its end: recover flow "

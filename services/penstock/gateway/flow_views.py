@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -13,7 +13,7 @@ from aiohttp import web
 from penstock.contracts.context import Context
 from penstock.core.access import namespace_of
 from penstock.core.flow.plan import NodeKind
-from penstock.core.flow.state import FlowStatus
+from penstock.core.flow.state import FlowStatus, ShownStatus
 from penstock.core.flow.why import FlowFacts, followed_task, why, with_task
 from penstock.core.task import State
 from penstock.core.why import TaskWhy
@@ -93,7 +93,7 @@ class FlowViewRoutes:
         found = await flow_views.find(
             self._pool,
             name=text_parameter(request, "name"),
-            statuses=read_words(request, "status", tuple(FlowStatus)),
+            statuses=read_words(request, "status", tuple(ShownStatus)),
             labels=read_labels(request),
             idempotency_key=text_parameter(request, "idempotency_key"),
             since=moment_parameter(request, "since"),
@@ -173,7 +173,8 @@ class FlowViewRoutes:
         """GET /flows/{id}/why: the path from the flow to what blocks it."""
         refuse_unknown_parameters(request)
         flow = await visible_flow(request, self._pool)
-        levels: Sequence[FlowFacts] = await flow_facts.facts(self._pool, flow["id"])
+        facts = await flow_facts.facts(self._pool, flow["id"])
+        levels: Sequence[FlowFacts] = [replace(facts[0], recovering=flow["recovering"]), *facts[1:]]
         task = await self._blocking_task(request, levels)
         if task is not None:
             levels = with_task(levels, task)
@@ -222,7 +223,7 @@ class FlowViewRoutes:
 
 
 async def visible_flow(request: web.Request, pool: asyncpg.Pool[asyncpg.Record]) -> Mapping[str, Any]:
-    """The flow in the path of a request (`flow_views.get`).
+    """The flow in the path of a request (`flow_views.get`), as an accepted recovery leaves it.
 
     Raises:
         NotFound: there is no such flow, or the request may not see it.
@@ -232,7 +233,7 @@ async def visible_flow(request: web.Request, pool: asyncpg.Pool[asyncpg.Record])
     row = await flow_views.get(pool, flow_id)
     if not grant_of(request).covers(row["name"]):
         raise NotFound(f"there is no flow {flow_id}")
-    return row
+    return flow_views.as_recovered(row)
 
 
 def _child(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class WorkerRoutes:
 
     async def hold(self, request: web.Request) -> web.Response:
         """POST /hold_task: answers once a task is available, or without tasks after `wait_s`."""
-        raw = await read_json(request)
+        raw = await read_json(request, unique=False)
         conform(raw, "HoldRequest")
         # A cached type needs no query, so idle workers cost the database nothing.
         await self._types.require([raw["type"]])

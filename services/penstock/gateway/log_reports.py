@@ -74,7 +74,7 @@ class LogReportRoutes:
     async def ship(self, request: web.Request) -> web.Response:
         """POST /logs: answers 202 once Kafka has the lines. Repeating a request is harmless."""
         limit = min(self._settings.gateway_body_limit_bytes, MAX_BODY_BYTES)
-        raw = await read_json(request, limit)
+        raw = await read_json(request, limit, unique=False)
         with self._limiter.reserve(body_bytes(request)):
             chunks = read_logs(raw)
             ids = sorted({chunk.run.task_id for chunk in chunks})

@@ -31,11 +31,15 @@ from penstock.submission.kind import traced
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """One route: its kind of submission, the words of its answer, the batcher of its statements."""
+    """One route: its kind of submission, the words of its answer, the batcher of its statements.
+
+    `unique`: a name that stands twice is refused. Tasks and events are too many for this check.
+    """
 
     kind: SubmissionKind[Any, Any, Any]
     entries: EntryKind
     batcher: SubmissionBatcher[Any, Any]
+    unique: bool
 
 
 class SubmissionRoutes:
@@ -63,12 +67,14 @@ class SubmissionRoutes:
         self._wait_s = settings.gateway_submit_wait_s
         self._limiter = limiter
 
-        def route(kind: SubmissionKind[Any, Any, Any], noun: str, path: str | None) -> _Route:
+        def route(
+            kind: SubmissionKind[Any, Any, Any], noun: str, path: str | None, *, unique: bool = False
+        ) -> _Route:
             entries = EntryKind(noun, f"{noun}s", kind.stored_field, path)
-            return _Route(kind, entries, SubmissionBatcher(pool, self._wait_s, kind.insert))
+            return _Route(kind, entries, SubmissionBatcher(pool, self._wait_s, kind.insert), unique)
 
         self._tasks = route(TaskKind(types, objects), "task", "/tasks/")
-        self._flows = route(FlowKind(definitions, objects), "flow", "/flows/")
+        self._flows = route(FlowKind(definitions, objects), "flow", "/flows/", unique=True)
         self._events = route(EventKind(objects), "event", None)
 
     def routes(self) -> list[web.RouteDef]:
@@ -98,7 +104,7 @@ class SubmissionRoutes:
     async def _submit(
         self, request: web.Request, route: _Route, prepare: Callable[[Any], Any] = lambda entry: entry
     ) -> web.Response:
-        async with admitted(request, self._limiter) as (raw, rows):
+        async with admitted(request, self._limiter, unique=route.unique) as (raw, rows):
             with _span(request, route, rows) as traceparent:
 
                 async def settled(entries: list[Any]) -> list[Outcome]:

@@ -65,7 +65,7 @@ def detail(row: Mapping[str, Any], nodes: Mapping[str, Row], history: Sequence[R
     """The document of a flow with all nodes of its definition, and those of earlier generations.
 
     Args:
-        row: a row of `flow_views.get`.
+        row: of `flow_views.get`, or of `flow_views.as_recovered`.
         nodes: rows of `flow_views.nodes`.
         history: rows of `flow_views.history`.
     """

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import asyncpg
 import orjson
 
+from penstock.core.flow.state import FlowStatus
 from penstock.errors import NotFound
 from penstock.postgres import flow_history
 from penstock.postgres.connection import translated
@@ -32,8 +33,9 @@ CHILDREN_PER_PART = 5_000
 async def get(executor: Any, flow_id: int) -> Mapping[str, Any]:
     """One flow, from the live tables or history, with the JSON of its definition.
 
-    It has the columns of `penstock.flow`, and also `definition_json`, `root_versions`, `now`, and
-    for a flow in history `nodes` and `past_nodes` (see `flow_history.get`).
+    It has the columns of `penstock.flow`, and also `definition_json`, `root_versions`, `now`,
+    `recovering`, and for a flow in history `nodes` and `past_nodes` (see `flow_history.get`). It is
+    `recovering` if it has ended and its owner has not applied an accepted recovery yet.
 
     Raises:
         NotFound: no flow has this id, or its day of history was dropped.
@@ -57,10 +59,22 @@ async def get(executor: Any, flow_id: int) -> Mapping[str, Any]:
             )
     return {
         **archived,
+        "recovering": False,
         "definition_json": definition,
         "now": archived["finished_at"],
         "root_versions": root["versions"],
     }
+
+
+def as_recovered(flow: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A flow of `get` for people and programs: one that is `recovering` runs, without its old end.
+
+    A client that has recovered a flow, and then waits for its end, must not receive the old one.
+    """
+    if not flow["recovering"]:
+        return flow
+    ended = dict.fromkeys(("stop", "error", "output", "output_ref", "finished_at"))
+    return {**flow, **ended, "status": FlowStatus.RUNNING}
 
 
 def is_archived(flow: Mapping[str, Any]) -> bool:
@@ -251,7 +265,7 @@ async def find(
     Args:
         executor: a pool or a connection.
         name: name of the definition.
-        statuses: one of these states.
+        statuses: one of these states (`ShownStatus`).
         labels: labels that the flow has, with these values.
         idempotency_key: idempotency key of the start.
         since: flows that were created then or later.

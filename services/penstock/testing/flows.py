@@ -192,7 +192,7 @@ class Flows:
         """
         if flow_id not in self.tables.flows:
             raise NotFound(f"there is no flow {flow_id}")
-        row = at_once(flow_views.get(self.connection, flow_id))
+        row = flow_views.as_recovered(at_once(flow_views.get(self.connection, flow_id)))
         nodes = at_once(flow_views.nodes(self.connection, row))
         document = flow_documents.detail(row, nodes, at_once(flow_views.history(self.connection, row)))
         for name in ("inputs", "output"):

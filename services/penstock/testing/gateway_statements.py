@@ -160,8 +160,18 @@ class GatewayStatements(Statements):
             | {
                 "root_versions": root["versions"] if root is not None else None,
                 "definition_json": own,
+                "recovering": flow["status"] != RUNNING and self._is_to_recover(flow),
                 "now": self._clock.now,
             }
+        )
+
+    def _is_to_recover(self, flow: Row) -> bool:
+        """Whether the inbox has the next recovery of a flow."""
+        return any(
+            row["flow_id"] == flow["id"]
+            and row["kind"] == "recover"
+            and orjson.loads(row["detail"])["generation"] == flow["generation"] + 1
+            for row in self._rows.inbox
         )
 
     @answers("flow_views.nodes")

@@ -200,6 +200,10 @@ class OwnerStatements(Statements):
             if flow["status"] == RUNNING:
                 self._rows.note(root_id=flow["root_id"], flow_id=flow["id"], kind=kind)
 
+    @answers("flows.announce_ends")
+    def _announce_ends(self, _ids: Sequence[int]) -> None:
+        """No request waits in memory."""
+
     @answers("flows.insert_children")
     def _insert_children(self, **columns: Any) -> list[Row]:
         inserted = []

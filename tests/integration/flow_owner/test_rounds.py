@@ -292,6 +292,38 @@ async def test_a_failure_stops_the_flow_and_a_recovery_goes_on(owner):
     ]
 
 
+async def recovered_parent(owner, *commands):
+    """A flow whose child flow has failed, after a recovery and these commands in one transaction.
+
+    Returns the rows of both.
+    """
+    child = definition("child", nodes={"work": task()})
+    parent = definition("parent", nodes={"below": {"kind": "flow", "flow": "child"}, "next": task("below")})
+    await owner.define(child, parent)
+    flow_id = await owner.start(parent, versions={"child": 1})
+    await owner.run(lambda each: ("failed", None))
+    for kind, detail in (("recover", {"generation": 1}), *((kind, {}) for kind in commands)):
+        await owner.command(flow_id, kind, **detail)
+    await owner.advance()
+    return await owner.pool.fetch("SELECT * FROM flow WHERE root_id = $1 ORDER BY id", flow_id)
+
+
+async def test_a_cancellation_behind_a_recovery_is_applied_after_it(owner):
+    """F3: a cancellation reaches the children that a recovery starts again. In one transaction with
+    the recovery it was applied first, to a flow that had ended, and had no effect."""
+    rows = await recovered_parent(owner, "cancel")
+    assert [(row["status"], row["generation"]) for row in rows] == [("cancelled", 1), ("cancelled", 1)]
+
+
+async def test_a_pause_behind_a_recovery_reaches_the_children_that_it_recovers(owner):
+    """F3: the children run only when the recovery is applied."""
+    rows = await recovered_parent(owner, "pause")
+    assert [(row["status"], row["paused"]) for row in rows] == [("running", True), ("running", True)]
+    await owner.command(rows[0]["id"], "resume")
+    await owner.run()
+    assert (await owner.flow(rows[0]["id"]))["status"] == "succeeded"
+
+
 async def test_a_cancellation_reaches_every_descendant(owner):
     """F5: a flow is cancelled only when all its descendants are final; nothing starts meanwhile."""
     leaf = definition(

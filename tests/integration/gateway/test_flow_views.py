@@ -3,14 +3,17 @@ stand, and commands."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition, task
+from tests.support.waiting import in_time, wait_until
 
 from penstock.flow_owner.owner import GROUP
-from penstock.gateway import flow_operations
+from penstock.gateway import end_listener, flow_operations
+from penstock.http.preferences import LONGEST_WAIT_S
 from penstock.objects import ObjectStore
 from penstock.postgres import flow_commands, flow_views, schedule_claims, types
 from penstock.postgres.flow_starts import match_events
@@ -224,6 +227,24 @@ async def test_lists_are_filtered_and_paged(gateway, owner, pool, monkeypatch):
     assert (await gateway.get(f"/flows/{other}/nodes/unknown")).status == 404
 
 
+async def test_a_list_is_filtered_by_the_states_that_running_flows_show(gateway, owner):
+    """O8: the command line shows these states, and its filter refused them."""
+    paused, cancelling, running = [await owner.start(TWO) for _ in range(3)]
+    await owner.command(paused, "pause")
+    await owner.advance()
+    await owner.command(cancelling, "cancel")
+    # It is cancelling until its owner has read the ends of its tasks.
+    assert await owner.advance_once()
+
+    async def listed(query):
+        return [flow["id"] for flow in (await gateway.get(f"/flows?{query}")).body["flows"]]
+
+    assert await listed("status=paused") == [paused]
+    assert await listed("status=cancelling") == [cancelling]
+    assert await listed("status=paused,cancelling,failed") == [cancelling, paused]
+    assert await listed("status=running") == [running, cancelling, paused]
+
+
 async def test_commands_reach_the_owner_and_a_refused_recovery_says_why(gateway, owner, pool):
     """F3, F5: pause, resume, cancel and recover are applied by the owner. A recovery that cannot
     happen is refused at once with its code, its nodes and what to do; each keeps its history."""
@@ -316,6 +337,64 @@ async def test_of_two_recoveries_at_once_one_is_applied(gateway, owner, monkeypa
     await owner.run()
     shown = (await gateway.get(f"/flows/{flow_id}")).body
     assert (shown["status"], shown["generation"]) == ("succeeded", 1)
+
+
+@pytest.fixture
+def announced_only(monkeypatch):
+    """The gateway notices an end by its announcement, and not by reading again."""
+    monkeypatch.setattr(end_listener, "RECHECK_S", 600.0)
+    monkeypatch.setattr(end_listener, "RENEW_S", 600.0)
+
+
+async def listening(gateway, owner, flow_id):
+    """A request that waits for the end of a flow."""
+    held = {"Prefer": f"wait={LONGEST_WAIT_S}"}
+    waiting = asyncio.ensure_future(gateway.get(f"/flows/{flow_id}", headers=held))
+    await wait_until(lambda: owner.pool.fetchval("SELECT count(*) FROM end_listener"))
+    assert not waiting.done()
+    return waiting
+
+
+@pytest.mark.usefixtures("announced_only")
+async def test_an_accepted_recovery_counts_before_it_is_applied(gateway, owner):
+    """F3, F5: the flow runs for each request that reads it or waits for its end, and a command
+    after the recovery follows it. The answers had the old end, and refused to cancel."""
+    flow_id = await failed_flow(owner)
+    path = f"/flows/{flow_id}"
+    assert (await gateway.get(path)).body["error"]
+    assert (await gateway.post(f"{path}/recover")).status == 202
+    shown = (await gateway.get(path)).body
+    assert (shown["status"], shown["error"], shown["stop"], shown["finished_at"]) == (
+        "running",
+        None,
+        None,
+        None,
+    )
+    found = await why(gateway, flow_id)
+    assert (found["status"], found["reason"]) == ("running", "unapplied")
+    waiting = await listening(gateway, owner, flow_id)
+    assert (await gateway.post(f"{path}/cancel")).status == 202
+    await owner.run()
+    shown = (await in_time(waiting)).body
+    assert (shown["status"], shown["generation"]) == ("cancelled", 1)
+    assert (await gateway.post(f"{path}/pause")).status == 409
+
+
+@pytest.mark.usefixtures("announced_only")
+async def test_a_recovery_that_its_owner_refuses_leaves_the_old_end(gateway, owner):
+    """F3: a request that waits gets the old end when the owner has refused the recovery. One for a
+    generation that has ended never counts."""
+    flow_id = await failed_flow(owner)
+    path = f"/flows/{flow_id}"
+    await owner.command(flow_id, "recover", nodes=["last"], generation=0)
+    assert (await gateway.get(path)).body["status"] == "failed"
+    await owner.command(flow_id, "recover", nodes=["nowhere"], generation=1)
+    waiting = await listening(gateway, owner, flow_id)
+    await owner.advance()
+    shown = (await in_time(waiting)).body
+    assert (shown["status"], shown["generation"]) == ("failed", 0)
+    assert shown["error"]
+    assert (await gateway.post(f"{path}/cancel")).status == 409
 
 
 async def test_a_recovery_is_decided_by_one_snapshot(gateway, owner, monkeypatch):

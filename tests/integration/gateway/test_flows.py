@@ -96,6 +96,34 @@ async def test_all_faults_of_a_definition_are_answered_at_once(gateway: Caller) 
     assert (await gateway.get("/flow-definitions")).body["definitions"] == []
 
 
+async def test_a_name_that_stands_twice_is_a_fault(gateway: Caller, pool: asyncpg.Pool) -> None:
+    """F1, F4: in a definition, in the start of a flow and in a command, as in files for the command
+    line. The last value replaced the first one without a word."""
+    headers = {"Content-Type": "application/json"}
+
+    async def refused(path: str, body: bytes) -> Answer:
+        answer = await gateway.post(path, data=body, headers=headers)
+        assert answer.status == 422
+        assert "stands twice: remove one, or rename it" in orjson.dumps(answer.body).decode()
+        return answer
+
+    node = b'{"kind": "task", "type": "media"}'
+    twice = b'{"flow": "f", "version": 1, "nodes": {"a": %s, "a": %s}}' % (node, node)
+    assert (await refused("/flow-definitions", twice)).pointers == ["/nodes/a"]
+    assert (await upload(gateway, definition("f", inputs={"day": {}}))).status == 201
+    start = b'{"flow": "f", "inputs": {"day": 1, "day": 2}}'
+    assert (await refused("/flows", start)).pointers == ["/inputs/day"]
+    assert (await refused("/flows", b"[%s]" % start)).pointers == ["/0/inputs/day"]
+    good = b'{"flow": "f", "inputs": {"day": 1}}'
+    batch = await gateway.post("/flows", data=b"[%s, %s]" % (good, start), headers=headers)
+    assert batch.status == 207
+    accepted, rejected = batch.body["flows"]
+    assert rejected["errors"][0]["pointer"] == "/1/inputs/day"
+    recovery = b'{"nodes": ["first"], "nodes": []}'
+    assert (await refused(f"/flows/{accepted['id']}/recover", recovery)).pointers == ["/nodes"]
+    assert await pool.fetchval("SELECT count(*) FROM flow") == 1
+
+
 async def test_definitions_cannot_contain_each_other(gateway: Caller) -> None:
     """F1: also when a later version closes the circle, and when two are uploaded at once."""
     for document in (definition("a"), definition("b"), parent("a", 2, b=None)):

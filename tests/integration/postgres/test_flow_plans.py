@@ -36,7 +36,11 @@ async def session(database):
 
 
 @pytest.mark.parametrize(
-    "name", [f"{file}.{name}" for file in ("flows", "flow_events", "flow_commands") for name in load(file)]
+    "name",
+    [
+        *(f"{file}.{name}" for file in ("flows", "flow_events", "flow_commands") for name in load(file)),
+        *("flow_views.get", "ends.unfinished"),
+    ],
 )
 async def test_a_statement_reads_no_row_that_it_does_not_name(session, name):
     """F2: no statement of flows scans a table that grows, whichever rows it is given."""

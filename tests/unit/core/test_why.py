@@ -32,6 +32,11 @@ REASONS = (
         {"max_in_flight": 5, "in_flight": 6},
         "6 tasks of its type are in flight, of at most 5",
     ),
+    (
+        WaitReason.LIMIT_IN_FLIGHT,
+        {"max_in_flight": 1, "in_flight": 1},
+        "1 task of its type is in flight, of at most 1",
+    ),
     (WaitReason.LIMIT_STARTS, {"starts_per_s": 2.5}, "may start 2.5 tasks a second"),
     (WaitReason.AHEAD, {"ahead": Ahead(1_204)}, "1,204 tasks of its type are released before it"),
     (WaitReason.NEXT, {}, "next of its type"),

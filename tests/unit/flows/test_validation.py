@@ -49,6 +49,12 @@ def only(document, **arguments):
     return fault
 
 
+def test_the_fault_of_too_many_nodes_does_not_quote_them():
+    """F1: the message began with a dump of all nodes."""
+    fault = only(flow(**{f"n{number}": task() for number in range(1_001)}), types={"t"})
+    assert fault == Fault("schema", "/nodes", "the object has more than 1000 properties")
+
+
 def test_the_schema_is_valid_and_so_is_its_example():
     """Our validator and an independent one accept the example, and it can be planned and run."""
     schema = json.loads((SCHEMAS / "definition.schema.json").read_text())

@@ -22,6 +22,17 @@ class FlowStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+class ShownStatus(StrEnum):
+    """The states by which flows are listed. A flow that is paused or cancelling is also running."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
 class StopReason(StrEnum):
     """Why a flow starts nothing more, while what runs goes on to its end."""
 

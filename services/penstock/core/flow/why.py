@@ -102,6 +102,7 @@ class FlowFacts:
         unapplied: rows about it in the inbox, up to `COUNTED`.
         unapplied_since: when the oldest of these rows was written.
         owner: the replica of the service `flows` that owns its shard; None without an owner.
+        recovering: whether it has ended, and an accepted recovery is not applied yet.
         node: the node that is followed; None if no node runs, or has failed in a flow that failed.
         failed: the first node that failed while others run on.
     """
@@ -119,6 +120,7 @@ class FlowFacts:
     unapplied: int = 0
     unapplied_since: datetime | None = None
     owner: str | None = None
+    recovering: bool = False
     node: NodeFacts | None = None
     failed: NodeFacts | None = None
 
@@ -194,7 +196,7 @@ def with_task(levels: Sequence[FlowFacts], task: TaskWhy) -> tuple[FlowFacts, ..
 
 
 def _step(flow: FlowFacts) -> Step:
-    if flow.unapplied and flow.unapplied_s >= LATE_S:
+    if flow.unapplied and (flow.recovering or flow.unapplied_s >= LATE_S):
         return _unapplied(flow)
     if flow.status is not FlowStatus.RUNNING:
         return _ended(flow)

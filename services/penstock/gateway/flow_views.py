@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import asyncpg
@@ -186,7 +186,7 @@ class FlowViewRoutes:
                 "status": flow["status"],
                 "reason": path[-1].reason,
                 "sentence": path[-1].sentence,
-                "path": [dataclasses.asdict(step) for step in path],
+                "path": [asdict(step) for step in path],
                 # A task that has ended meanwhile blocks nothing.
                 "task": why_document(task) if task is not None and followed_task(levels) else None,
             }

@@ -174,9 +174,9 @@ async def test_an_undeliverable_answer_is_handed_back(
         await may_commit.wait()
         await commit(self, offsets)
 
-    async def recording_read(request: web.Request) -> Any:
+    async def recording_read(request: web.Request, **options: Any) -> Any:
         requests.append(request)
-        return await read_body(request)
+        return await read_body(request, **options)
 
     async def records(topic: str) -> list[Any]:
         return await read(kafka.kafka, kafka.prefix + topic)

@@ -206,7 +206,7 @@ NO_ROOM = {
         {"max_in_flight": 1},
         "limit_in_flight",
         {"in_flight": 1, "max_in_flight": 1},
-        "1 tasks of its type are in flight, of at most 1",
+        "1 task of its type is in flight, of at most 1",
     ),
     "key": (
         {"max_per_key": 1},

@@ -13,7 +13,8 @@ DELETE FROM end_listener WHERE gateway = $1;
 
 -- name: unfinished
 -- Those of the ids whose tasks and flows have not ended, or whose flows are `recovering` as in
--- `flow_views.get`. Lateral, so that the inbox is read by the flow: a join would read all recoveries.
+-- `flow_views.get`. Lateral, so that the inbox is read by the flow: a join would read all
+-- recoveries.
 SELECT id FROM task
 WHERE id = ANY ($1::bigint[]) AND state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
 UNION ALL

@@ -6,16 +6,18 @@ Imports the standard library only, because .ci/run runs it before anything is in
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
-_PREFIX = "penstock-test-"
+# The process of a run. Other names are those of other commits, which may be alive.
+_RUN = re.compile(r"penstock-test-(\d+)-[0-9a-f]{8}")
 _LABEL = "com.docker.compose.project"
 
 
 def name_of_run(token: str) -> str:
-    """The name of a run of this process, by which others see whether it is alive."""
-    return f"{_PREFIX}{os.getpid()}-{token}"
+    """The name of a run of this process, with a token of eight hexadecimal digits."""
+    return f"penstock-test-{os.getpid()}-{token}"
 
 
 def remove() -> None:
@@ -29,11 +31,11 @@ def remove() -> None:
     dead = []
     for line in listed.stdout.splitlines():
         container, _, project = line.partition(" ")
-        pid = project.removeprefix(_PREFIX).partition("-")[0]
-        if project.startswith(_PREFIX) and not Path("/proc", pid).exists():
+        if (run := _RUN.fullmatch(project)) and not Path("/proc", run[1]).exists():
             dead.append(container)
     if dead:
-        subprocess.run(["docker", "rm", "--force", "--volumes", *dead], check=True)
+        # Another run may be removing them, too.
+        subprocess.run(["docker", "rm", "--force", "--volumes", *dead], check=False)
 
 
 if __name__ == "__main__":

@@ -239,6 +239,8 @@ async def test_rolling_recreation_loses_no_task(platform: Platform) -> None:
 async def test_down_and_up_keep_all_tasks(platform: Platform) -> None:
     """O1, O2b: after `down` and `up` all tasks exist, work continues, and `penstock check` is
     clean."""
+    async with Load(platform):
+        pass
     async with platform.client() as client:
         before = [(task.id, task.state) async for task in client.list(type="steps")]
         await platform.compose("down")

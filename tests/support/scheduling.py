@@ -13,7 +13,7 @@ from xdist.workermanage import WorkerController
 ALONE = "alone"
 _MARKED_ALONE = re.compile(r"^@pytest\.mark\.alone\n(?:[@#].*\n)*(?:async )?def (\w+)", re.MULTILINE)
 _FILE_ALONE = re.compile(r"^pytestmark = pytest\.mark\.alone$", re.MULTILINE)
-_FOLDERS = {"load": ALONE, "containers": "containers", "helm": "helm"}
+_FOLDERS = {"load": ALONE, "containers": ALONE, "helm": "helm"}
 # Files whose tests share a service, which one process starts once; and those that share a broker.
 _SHARED = 'scope="module"'
 _SECURE_KAFKA = "secure_kafka"

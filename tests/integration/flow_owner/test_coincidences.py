@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition, task
 
 from penstock.postgres.connection import open_pool
+from penstock.postgres.flows import FlowsLocked
 
 
 @pytest.fixture
 async def owner(pool):
     return Owner(pool)
+
+
+async def advance_beside_others(owner):
+    """One transaction, which a flow that another owner holds may end, as in the service."""
+    with suppress(FlowsLocked):
+        await owner.advance_once()
 
 
 @pytest.mark.parametrize("owners", [1, 2])
@@ -44,7 +52,7 @@ async def test_the_last_two_parents_may_end_in_the_same_moment(database, pool, o
             assert not await every[0].advance_once()
             await asyncio.gather(
                 *(transaction.commit() for transaction in transactions),
-                *(each.advance_once() for each in every),
+                *(advance_beside_others(each) for each in every),
             )
         await every[0].advance()
     joins = await every[0].tasks()

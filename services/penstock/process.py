@@ -7,6 +7,8 @@ supervisor restarts it; `SystemExit` of one of its tasks ends nothing (`concurre
 service that lacks a server, or loses a session, begins again in its process: an outage ends none.
 Tasks and threads that outlive the service cannot keep the process. A process that cannot make
 progress ends instead of looking alive.
+
+One module, because all of this decides how one process ends.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ async def servers(folder: Path) -> AsyncIterator[Servers]:
 
 @pytest.mark.skip(
     reason="known defect: a consumer that is stopped while no name is resolved may stay in its group, and "
-    "keeps partitions from the service that begins again in the same process; seen in one of three runs"
+    "keeps partitions from the service that begins again in the same process; failed in three of six runs"
 )
 @pytest.mark.long
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -1,9 +1,10 @@
 """Expressions: their values, their errors with places, and hostile ones."""
 
 import math
+import re
 
 import pytest
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from penstock.cel import MAX_CHARACTERS, compile_expression
@@ -248,8 +249,60 @@ DATA = {
 }
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-@given(expressions)
+# Leaves and forms by type; `<list>` stands for an expression of that type, and `<any x>` for a body
+# that also has the variable `x`.
+FITTING = {
+    "number": (
+        ["0", "-1", "n", "9223372036854775806"],
+        ["(<number> + <number>)", "(<number> * <number>)", "size(<list>)", "size(<text>)", "size(<map>)"],
+    ),
+    "truth": (
+        ["true", "false", "n == 3"],
+        ["(<any> == <any>)", "(<any> in <list>)", "!<truth>", "<list>.exists(x, <truth x>)"],
+    ),
+    "text": (
+        ["''", "'xyxyxyxy'", "s", "b.k.l"],
+        ["(<text> + <text>)", "string(<number>)", "string(<text>)", "(<truth> ? <text> : <text>)"],
+    ),
+    "list": (
+        ["[]", "[1, 2]", "[[1, 2], [3]]", "['xyxyxyxy']", "a", "b.l", "x"],
+        [
+            "[<any>, <any>]",
+            "(<list> + <list>)",
+            "(<truth> ? <list> : <list>)",
+            "<list>.map(x, <any x>)",
+            "<list>.map(y, <any y>)",
+            "<list>.filter(x, <truth x>)",
+            "<list>.map(y, [y, y])",
+        ],
+    ),
+    "map": (["{}", "{'k': [1]}", "b", "b.k"], ["{'k': <any>, 'l': <list>}", "(<truth> ? <map> : <map>)"]),
+    "any": (
+        ["null", "1.5", "y", "a[2].k", "b.k.k"],
+        ["<number>", "<text>", "<list>", "<list>", "<map>", "<truth>", "<list>[0]", "{'k': <any>}.k"],
+    ),
+}
+
+
+@st.composite
+def fitting_expressions(draw):
+    """Expressions of which most have a value: the operands have the types that they must have."""
+
+    def grown(kind, depth, variables):
+        leaves, forms = FITTING[kind]
+        form = draw(st.sampled_from(forms if depth > 1 else forms + leaves if depth else leaves + variables))
+
+        def part(found):
+            more = [found["variable"]] if found["variable"] else []
+            return grown(found["kind"], depth - 1 if kind != "any" else depth, variables + more)
+
+        return re.sub(r"<(?P<kind>\w+) ?(?P<variable>\w?)>", part, form)
+
+    return grown("any", 3, [])
+
+
+@settings(max_examples=150, deadline=None)
+@given(fitting_expressions())
 def test_a_bound_is_never_below_the_value(text):
     """The estimate holds for every expression; else a hostile expression could pass it."""
     try:

@@ -94,7 +94,7 @@ KILLS = st.lists(st.booleans(), min_size=1, max_size=30)
     size=st.integers(1, 12),
     poll=st.integers(1, 12),
     max_losses=st.integers(2, 4),
-    random=st.randoms(use_true_random=False),
+    random=st.randoms(use_true_random=True),
 )
 def test_each_killer_is_quarantined_and_each_healthy_task_succeeds(
     kills, steps, workers, size, poll, max_losses, random

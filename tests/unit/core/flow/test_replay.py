@@ -36,7 +36,7 @@ def recorded(owner, ended):
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.randoms(use_true_random=False))
+@given(st.randoms(use_true_random=True))
 def test_a_run_agrees_with_its_own_version(rng):
     """F3: random graphs, outcomes and orders: the replay ends each node as it ended, and a version
     does not differ from itself."""

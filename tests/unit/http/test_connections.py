@@ -97,7 +97,7 @@ async def drip(port: int, sent: bytes, dripped: bytes) -> bytes:
     answer = asyncio.ensure_future(reader.read())
     try:
         for byte in dripped * 1_000:
-            await asyncio.wait({answer}, timeout=0.05)
+            await asyncio.wait({answer}, timeout=0.2)
             if answer.done():
                 break
             writer.write(bytes([byte]))
@@ -196,8 +196,10 @@ async def test_clients_are_served_beside_a_thousand_slow_ones(bound):
             slow.append(asyncio.ensure_future(drip(server.port, *kinds[n % len(kinds)])))
             if n % 20 == 0:
                 assert (await server.post()).status == 200
-        while not all(each.done() for each in slow):
+        ended = asyncio.gather(*slow)
+        while not ended.done():
             assert (await server.post()).status == 200
+            await asyncio.wait({ended}, timeout=0.05)
         server.ended.set()
         assert (await in_time(read_answer(poll_reader))).json == "ended"
         poll_writer.close()

@@ -79,7 +79,7 @@ class WheelMachine(RuleBasedStateMachine):
 
 
 TestWheel = WheelMachine.TestCase
-TestWheel.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestWheel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @given(beats=st.lists(st.floats(0, 290), max_size=20))

@@ -35,6 +35,8 @@ def all_queries() -> dict[str, str]:
     }
 
 
+# Cached, as `_mentions`: all services reach the same definitions of `penstock.postgres`.
+@cache
 def _named(node: ast.AST) -> set[str]:
     """The queries that constants below `node` name, in whole or up to a variable part."""
     found: set[str] = set()
@@ -92,6 +94,18 @@ def _definitions(module: str) -> dict[str, ast.AST]:
     return found
 
 
+@cache
+def _methods(module: str) -> dict[str, list[str]]:
+    """The methods of each class of a module."""
+    found: dict[str, list[str]] = {}
+    for definition in _definitions(module):
+        name, dot, method = definition.partition(".")
+        if dot:
+            found.setdefault(name, []).append(method)
+    return found
+
+
+@cache
 def _mentions(node: ast.AST, file: Path) -> tuple[set[tuple[str, str]], set[str]]:
     """The definitions of `penstock.postgres` that a piece of a file mentions, and all attributes
     that it uses."""
@@ -128,8 +142,9 @@ def reached(*files: Path) -> set[str]:
         take(_tree(file), file)
     while True:
         for module, name in list(places):
-            methods = {f"{name}.{attribute}" for attribute in attributes}
-            places.update((module, method) for method in methods & set(_definitions(module)))
+            for method in _methods(module).get(name, ()):
+                if method in attributes:
+                    places.add((module, f"{name}.{method}"))
         new = {place for place in places - seen if place[1] in _definitions(place[0])}
         if not new:
             return queries

@@ -39,7 +39,7 @@ CHECKS = [
     response_schema_conformance,
 ]
 # Examples for each operation in each of two modes; PENSTOCK_LOAD=1 generates more.
-EXAMPLES = 200 if os.environ.get("PENSTOCK_LOAD") else 6
+EXAMPLES = 200 if os.environ.get("PENSTOCK_LOAD") else 4
 
 
 def use_existing(case: Any, task_id: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,22 @@ def validate(files: tuple[Path, ...], types: tuple[str, ...], json_: bool) -> No
             print_faults(file, faults, json_=json_)
         else:
             name = f"{document['flow']}, version {document['version']}"
-            console().print(
-                f"{file}: flow {name} is valid: {counted(len(document['nodes']), 'node')}", markup=False
-            )
+            nodes = counted(len(document["nodes"]), "node")
+            unchecked = _unchecked(document, types=bool(types), children=len(files) > 1)
+            console().print(f"{file}: flow {name} is valid: {nodes}{unchecked}", markup=False)
     if any(faults for _, faults in found.values()):
         click.get_current_context().exit(REFUSED)
+
+
+def _unchecked(document: Mapping[str, Any], *, types: bool, children: bool) -> str:
+    """What a valid definition names and `validate` could not look up."""
+    kinds = {each["kind"] for node in document["nodes"].values() for each in (node, node.get("each")) if each}
+    left = []
+    if not types and "task" in kinds:
+        left.append("types of tasks")
+    if not children and "flow" in kinds:
+        left.append("child flows")
+    return f"; not checked: {' and '.join(left)}" if left else ""
 
 
 @flows.command()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +26,8 @@ from tests.support.waiting import wait_until
 from penstock import tracing
 from penstock.callbacks import app as callbacks
 from penstock.callbacks.settings import CallbacksSettings
+from penstock.flow_owner import app as flow_owner
+from penstock.flow_owner.settings import FlowsSettings
 from penstock.heartbeats import app as heartbeats
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.settings import Kafka
@@ -129,6 +132,9 @@ async def deployment(
 
     apps = [
         task_sync.create_app(TaskSyncSettings(**kafka_settings, postgres=database, objects=objects)),
+        flow_owner.create_app(
+            FlowsSettings(**kafka_settings, postgres=database, objects=objects, flow_own_retry_s=0.2)
+        ),
         heartbeats.create_app(HeartbeatsSettings(**kafka_settings, postgres=database)),
         stages.create_app(StagesSettings(**kafka_settings, postgres=database)),
         callbacks.create_app(
@@ -216,6 +222,42 @@ async def test_a_submitted_record_continues_its_trace(collector: Collector, depl
         return found if len(found) == 2 else None
 
     assert trace_id in await wait_until(callback_traces)
+
+
+async def test_one_trace_contains_a_flow_and_its_callback(
+    collector: Collector, deployment: Deployment
+) -> None:
+    """O4, F4: the tasks of a flow, and of its child flow, belong to the trace of the start; the
+    target of the flow receives its event with the span of the call."""
+    gateway, trace_id = deployment.gateway, "8" * 32
+    child = {"flow": "child", "nodes": {"work": {"kind": "task", "type": "t"}}}
+    parent = {
+        "flow": "parent",
+        "nodes": {
+            "first": {"kind": "task", "type": "t"},
+            "sub": {"kind": "flow", "flow": "child", "after": ["first"]},
+        },
+    }
+    for definition in (child, parent):
+        await gateway.post("/flow-definitions", definition)
+    start = {"flow": "parent", "callbacks": [deployment.target.url]}
+    headers = {"traceparent": f"00-{trace_id}-{'1' * 16}-01"}
+    flow_id = (await gateway.post("/flows", start, headers=headers)).body["id"]
+    called = await deployment.callback_headers(flow_id)
+
+    def names() -> Counter[str]:
+        return Counter(span.name for span in collector.spans_of(trace_id))
+
+    # Two tasks of two stages. The type has a callback of its own for each.
+    expected = {"submit": 1, "release": 4, "attempt": 4, "complete": 4, "user span": 2, "callback": 3}
+    await wait_until(lambda: expected.items() <= names().items(), what=f"{expected}: {names()}")
+    spans = {span.span_id.hex(): span for span in collector.spans_of(trace_id)}
+    [submit] = [span for span in spans.values() if span.name == "submit"]
+    assert submit.parent_span_id.hex() == "1" * 16
+    for span in spans.values():
+        if span.name in ("release", "complete", "callback"):
+            assert spans[span.parent_span_id.hex()] is submit
+    assert spans[called["traceparent"].split("-")[2]].name == "callback"
 
 
 def run_python(code: str, **environment: str) -> str:

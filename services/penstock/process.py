@@ -208,18 +208,20 @@ async def _run_until(
     ended: Callable[[Collection[asyncio.Future[None]]], bool], tasks: Collection[asyncio.Future[None]]
 ) -> None:
     """Waits until `ended` is true of the tasks that still run; cancels these at the end."""
+    every = tuple(tasks)
     try:
         while not ended(tasks):
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            # First those with an error: it may be why a library has cancelled another.
+            for task in sorted(done, key=lambda task: task.cancelled()):
                 if task.cancelled():
                     # Without it, the others would go on as if nothing were missing.
                     raise Fatal("a part of this process was cancelled without a request")
                 task.result()
     finally:
-        for task in tasks:
+        for task in every:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*every, return_exceptions=True)
 
 
 @contextmanager

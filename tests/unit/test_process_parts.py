@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.errors import Fatal
+from penstock.errors import Fatal, KafkaUnavailable
 from penstock.process import run_all, run_with_background
 
 
@@ -23,6 +23,17 @@ async def test_a_part_that_is_cancelled_by_itself_ends_the_service(run):
     """O2a: a client library may cancel a part while it closes. The others would look alive."""
     with pytest.raises(Fatal, match="without a request"):
         await run(forever(), cancelled_by_itself())
+
+
+@pytest.mark.parametrize("run", [run_all, run_with_background])
+async def test_an_error_is_raised_rather_than_the_cancellation_it_has_caused(run):
+    """O2: a service that lacks a server begins again; it does not end."""
+
+    async def fails() -> None:
+        raise KafkaUnavailable("no broker answers")
+
+    with pytest.raises(KafkaUnavailable):
+        await run(forever(), cancelled_by_itself(), fails())
 
 
 @pytest.mark.parametrize("run", [run_all, run_with_background])

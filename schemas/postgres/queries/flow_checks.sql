@@ -143,20 +143,22 @@ SELECT id FROM flow WHERE id = ANY ($1::bigint[]) ORDER BY id FOR NO KEY UPDATE 
 -- name: restart
 -- Makes running nodes of locked flows ready again whose task does not exist: an operator deleted
 -- it, or its type was missing when the node started. The owner inserts a task and its node in one
--- transaction, and history takes no task of a running flow. A node that its limit has ended, or
--- whose end is in the inbox, starts no second task.
+-- transaction, and history takes no task of a running flow. A node whose end is in the inbox starts
+-- no second task. The limits of the node begin again with it.
 WITH restarted AS (
-    UPDATE flow_node n SET status = 'ready', started_at = NULL
+    UPDATE flow_node n SET status = 'ready', started_at = NULL, timed_out = NULL
     FROM flow f
     WHERE f.id = ANY ($1::bigint[]) AND f.status = 'running'
-      AND n.flow_id = f.id AND n.status = 'running' AND n.total IS NULL AND n.timed_out IS NULL
+      AND n.flow_id = f.id AND n.status = 'running' AND n.total IS NULL
       AND NOT EXISTS (SELECT FROM task t WHERE t.flow_id = n.flow_id AND t.flow_node = n.name COLLATE "default"
                       AND coalesce(t.flow_item, -1) = -1 AND t.flow_generation = n.generation)
       AND NOT EXISTS (SELECT FROM flow_inbox i WHERE i.shard = (f.root_id % 64)::smallint AND i.flow_id = f.id
                       AND i.node = n.name COLLATE "default")
       AND coalesce(f.definition, (SELECT d.definition FROM flow_definition d WHERE d.name = f.name AND d.version = f.version))
           -> 'nodes' -> n.name ->> 'kind' = 'task'
-    RETURNING n.flow_id
+    RETURNING n.flow_id, n.name
+), unlimited AS (
+    DELETE FROM flow_limit l USING restarted r WHERE l.flow_id = r.flow_id AND l.node = r.name
 )
 UPDATE flow f SET live = f.live - r.nodes, updated_at = now()
 FROM (SELECT flow_id, count(*)::integer AS nodes FROM restarted GROUP BY flow_id) r

@@ -437,6 +437,11 @@ SELECT {{i.flow_inbox}}, i.detail::jsonb
 FROM unnest({{$flow_inbox}}, $detail::text[]) WITH ORDINALITY AS i ({{flow_inbox}}, detail, ordinal)
 ORDER BY i.ordinal;
 
+-- name: put_back
+-- Puts rows that this transaction has taken back to their places.
+INSERT INTO flow_inbox (id, root_id, flow_id, kind) OVERRIDING SYSTEM VALUE
+SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[]);
+
 -- name: first_failed
 -- The node that failed first.
 SELECT name, status, reason FROM flow_node

@@ -49,7 +49,7 @@ from penstock.flow_owner.contents import ContentsMissing
 from penstock.flow_owner.ending import cancel, child_end, collect_output, end_flow, refuse, report
 from penstock.flow_owner.starting import open_items, reopen_items, start
 from penstock.postgres.flow_writes import NewLimit, NewNote
-from penstock.postgres.flows import FlowRow, NodeRow, ParentPlace, json_of
+from penstock.postgres.flows import SHARDS, FlowRow, NodeRow, ParentPlace, json_of
 from penstock.postgres.queries import execute, fetch
 from penstock.postgres.tasks import context_of
 
@@ -74,14 +74,35 @@ async def apply(
         NotFound: a definition is missing.
     """
     missing: dict[int, list[Context]] = {}
-    await _read_inbox(batch, inbox)
+    recovered = {record["root_id"] for record in inbox if record["kind"] == "recover"}
+    applied: list[asyncpg.Record] = []
+    postponed: list[asyncpg.Record] = []
+    for record in inbox:
+        waits = record["kind"] in _COMMANDS and record["root_id"] in recovered
+        (postponed if waits else applied).append(record)
+    await _read_inbox(batch, applied)
     await _read_due(batch, due)
     while batch.next:
         await _round(batch, missing)
     if not missing:
         await batch.write()
         await _announce_ends(batch, inbox)
+        await _put_back(batch, postponed)
     return missing
+
+
+async def _put_back(batch: Batch, commands: Sequence[asyncpg.Record]) -> None:
+    """Leaves commands to a later transaction, in their order.
+
+    The child flows of their families that a recovery starts again run only after it, so these
+    commands would not reach them.
+    """
+    if commands:
+        columns = ("id", "root_id", "flow_id", "kind")
+        await execute(
+            batch.connection, "flows.put_back", *([each[name] for each in commands] for name in columns)
+        )
+        batch.noted |= {each["root_id"] % SHARDS for each in commands}
 
 
 async def _announce_ends(batch: Batch, inbox: Sequence[asyncpg.Record]) -> None:
@@ -286,11 +307,6 @@ def _recovery(detail: Mapping[str, Any]) -> Recovered:
 
 
 async def _command(batch: Batch, flow: FlowRow, kind: str) -> None:
-    if any(isinstance(each, Recovered) for each in batch.next.get(flow.id, ())):
-        # Not in this transaction: the children that the recovery starts do not run yet, so the
-        # command would not reach them.
-        batch.notes.append(NewNote(root_id=flow.root_id, flow_id=flow.id, kind=kind))
-        return
     batch.add(flow.id, _COMMANDS[kind])
     if kind != "cancel" and flow.state.status is FlowStatus.RUNNING:
         # A cancellation reaches the children by its decision.

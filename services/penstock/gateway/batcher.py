@@ -11,7 +11,8 @@ from typing import Any, Generic, TypeVar
 import asyncpg
 
 from penstock.concurrency.batcher import Batcher
-from penstock.errors import LockConflict, Throttled, Unavailable, ValueRefused
+from penstock.concurrency.cancellation import own_cancellation
+from penstock.errors import LockConflict, PostgresUnavailable, Throttled, Unavailable, ValueRefused
 from penstock.postgres.connection import acquired_connection, translated
 from penstock.postgres.halving import in_halves
 from penstock.postgres.queries import execute
@@ -79,8 +80,9 @@ class SubmissionBatcher(Generic[S, R]):
     async def _insert(self, requests: Sequence[_SubmitRequest[S, R]], *, briefly: bool = False) -> None:
         submissions = [submission for request in requests for submission in request.submissions]
         try:
-            async with acquired_connection(self._pool, self._connect_s) as connection:
-                submitted = await self._insert_each(connection, submissions, briefly=briefly)
+            with own_cancellation(lambda: PostgresUnavailable("the connection has closed itself")):
+                async with acquired_connection(self._pool, self._connect_s) as connection:
+                    submitted = await self._insert_each(connection, submissions, briefly=briefly)
         except LockConflict as error:
             locked = Throttled(f"another transaction locks what this submission needs ({error})")
             await self._divide(requests, locked)

@@ -200,6 +200,11 @@ class OwnerStatements(Statements):
             if flow["status"] == RUNNING:
                 self._rows.note(root_id=flow["root_id"], flow_id=flow["id"], kind=kind)
 
+    @answers("flows.put_back")
+    def _put_back(self, *columns: Sequence[Any]) -> None:
+        names = ("id", "root_id", "flow_id", "kind")
+        self._rows.inbox[:0] = [Row(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
     @answers("flows.announce_ends")
     def _announce_ends(self, _ids: Sequence[int]) -> None:
         """No request waits in memory."""

@@ -204,6 +204,26 @@ async def test_a_node_whose_task_does_not_exist_starts_again(owner):
     await finish(owner, flow_id)
 
 
+async def test_a_node_whose_limit_has_passed_without_a_task_starts_again(owner):
+    """O2b: the limit has nothing to cancel, so no end came. It counts from the new start."""
+    pool = owner.pool
+    limited = definition("limited", nodes={"only": task(finish_within_s=3_600)})
+    await owner.define(limited)
+    flow_id = await owner.start(limited)
+    await owner.advance()
+    await pool.execute("DELETE FROM task")
+    await pool.execute("UPDATE flow_limit SET at = now()")
+    await owner.advance()
+    assert (await owner.nodes(flow_id), await owner.tasks()) == ({"only": "running"}, [])
+    assert (await repair(pool))[0] == {Rule.STALLED: 1}
+    await owner.advance()
+    [one] = await owner.tasks()
+    assert await pool.fetchval("SELECT count(*) FROM flow_limit WHERE at > now()") == 1
+    await owner.end(one)
+    await owner.advance()
+    assert (await owner.flow(flow_id))["status"] == "succeeded"
+
+
 async def test_a_lost_task_of_a_recovered_or_cancelled_flow_keeps_no_flow_open(owner):
     """O2b: after a recovery the new task has its generation, beside the failed one. A flow that is
     being cancelled ends."""

@@ -308,16 +308,20 @@ async def recovered_parent(owner, *commands):
     return await owner.pool.fetch("SELECT * FROM flow WHERE root_id = $1 ORDER BY id", flow_id)
 
 
-async def test_a_cancellation_behind_a_recovery_is_applied_after_it(owner):
+@pytest.mark.parametrize("budget", [sys.maxsize, 0])
+async def test_a_cancellation_behind_a_recovery_is_applied_after_it(pool, budget):
     """F3: a cancellation reaches the children that a recovery starts again. In one transaction with
     the recovery it was applied first, to a flow that had ended, and had no effect."""
-    rows = await recovered_parent(owner, "cancel")
+    rows = await recovered_parent(Owner(pool, budget=budget), "cancel")
     assert [(row["status"], row["generation"]) for row in rows] == [("cancelled", 1), ("cancelled", 1)]
 
 
-async def test_a_pause_behind_a_recovery_reaches_the_children_that_it_recovers(owner):
-    """F3: the children run only when the recovery is applied."""
-    rows = await recovered_parent(owner, "pause")
+@pytest.mark.parametrize("budget", [sys.maxsize, 0])
+async def test_a_pause_behind_a_recovery_reaches_the_children_that_it_recovers(pool, budget):
+    """F3: the children run only when the recovery is applied, in this transaction or a later one.
+    Commands keep their order."""
+    owner = Owner(pool, budget=budget)
+    rows = await recovered_parent(owner, "resume", "pause")
     assert [(row["status"], row["paused"]) for row in rows] == [("running", True), ("running", True)]
     await owner.command(rows[0]["id"], "resume")
     await owner.run()

@@ -179,8 +179,11 @@ def why(levels: Sequence[FlowFacts]) -> tuple[Step, ...]:
 
 def followed_task(levels: Sequence[FlowFacts]) -> int | None:
     """The task at the end of the path, if it has not ended: at most one for a path."""
-    last = why(levels)[-1]
-    return last.task if last.reason in _OF_TASKS else None
+    path = why(levels)
+    node = levels[len(path) - 1].node
+    if path[-1].reason not in _OF_TASKS or node is None or node.task_state in FINAL:
+        return None
+    return path[-1].task
 
 
 _OF_TASKS = (FlowReason.TASK, FlowReason.MAP)

@@ -21,7 +21,7 @@ from penstock.contracts.event import Callback, OutboxEntry, encode_callbacks
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.errors import RecordsRefused, Unavailable
-from penstock.kafka.client.connection import translated
+from penstock.kafka.client.connection import own_cancellation, translated
 from penstock.kafka.client.pending_writes import require_writable
 from penstock.kafka.client.refusals import refusal_error
 from penstock.kafka.client.sending import refusals, send_in_batches
@@ -291,7 +291,8 @@ class Publisher:
         revoking = asyncio.ensure_future(self._revoke_all(revoked))
         try:
             try:
-                await publish(self._producer, self._settings, record_keys, events, callbacks)
+                with own_cancellation():
+                    await publish(self._producer, self._settings, record_keys, events, callbacks)
             except RecordsRefused as error:
                 refused = frozenset(error.records)
                 log.error(  # noqa: TRY400 (the traceback says nothing about the events)

@@ -251,6 +251,8 @@ def test_only_a_live_task_at_the_end_of_the_path_is_followed():
     assert followed_task([flow(node=node(task=7, task_state="waiting", flow=2)), leaf]) is None
     for state in FINAL:
         assert followed_task([flow(node=node(task=7, task_state=state))]) is None
+        item = node(NodeKind.MAP, items=MAP, item=51, task=7, task_state=state)
+        assert followed_task([flow(node=item)]) is None
     assert followed_task([flow(status=FlowStatus.FAILED, node=FAILED)]) is None
 
 

@@ -158,7 +158,8 @@ WITH restarted AS (
           -> 'nodes' -> n.name ->> 'kind' = 'task'
     RETURNING n.flow_id, n.name
 ), unlimited AS (
-    DELETE FROM flow_limit l USING restarted r WHERE l.flow_id = r.flow_id AND l.node = r.name
+    DELETE FROM flow_limit l USING restarted r
+    WHERE l.flow_id = ANY ($1::bigint[]) AND l.flow_id = r.flow_id AND l.node = r.name
 )
 UPDATE flow f SET live = f.live - r.nodes, updated_at = now()
 FROM (SELECT flow_id, count(*)::integer AS nodes FROM restarted GROUP BY flow_id) r

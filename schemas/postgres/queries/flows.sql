@@ -165,13 +165,18 @@ SELECT (SELECT count(*) FROM noted) AS matched, (SELECT count(*) FROM woken) AS 
 
 -- name: take
 -- Takes the oldest rows of the inboxes of these shards ($1), at most $2 of each shard, without
--- those of the given root flows ($3). Rows that another transaction takes are left to it. Returns
--- them in their order, with the results of the tasks of nodes.
+-- those of the given root flows ($3). A command waits until an earlier recovery of its flow is
+-- applied, which makes it run. Rows that another transaction takes are left to it. Returns them in
+-- their order, with the results of the tasks of nodes.
 WITH taken AS (
     DELETE FROM flow_inbox WHERE ctid = ANY (ARRAY(
         SELECT found.ctid FROM unnest($1::smallint[]) AS s (shard)
         CROSS JOIN LATERAL (
-            SELECT n.ctid FROM flow_inbox n WHERE n.shard = s.shard AND n.root_id <> ALL ($3::bigint[])
+            SELECT n.ctid FROM flow_inbox n
+            WHERE n.shard = s.shard AND n.root_id <> ALL ($3::bigint[])
+              AND (n.kind NOT IN ('pause', 'resume', 'cancel')
+                   OR NOT EXISTS (SELECT FROM flow_inbox r WHERE r.flow_id = n.flow_id AND r.kind = 'recover' AND r.id < n.id
+                                  OFFSET 0))
             ORDER BY n.id LIMIT $2 FOR UPDATE SKIP LOCKED
         ) AS found
     ))
@@ -285,10 +290,13 @@ WHERE flow_id = $1 AND ($2::text IS NULL OR flow_node = $2)
 ORDER BY id LIMIT $3;
 
 -- name: command_children
--- Passes a command on to the child flows that run: of a flow, or of one of its nodes.
+-- Passes a command on to the child flows of a flow, or of one of its nodes: to those that run, and
+-- to those that will, because their recovery is in the inbox or in this transaction (`recovering`).
 INSERT INTO flow_inbox (root_id, flow_id, kind)
-SELECT root_id, id, $3 FROM (SELECT * FROM flow WHERE parent_id = $1 OFFSET 0) AS f
-WHERE ($2::text IS NULL OR parent_node = $2) AND status = 'running';
+SELECT root_id, id, $kind FROM (SELECT * FROM flow WHERE parent_id = $flow_id OFFSET 0) AS f
+WHERE ($node::text IS NULL OR parent_node = $node)
+  AND (status = 'running' OR id = ANY ($recovering::bigint[])
+       OR EXISTS (SELECT FROM flow_inbox r WHERE r.flow_id = f.id AND r.kind = 'recover' OFFSET 0));
 
 -- name: unwait
 -- Ends the waits and timers of a flow, or of one of its nodes; returns their nodes.
@@ -436,11 +444,6 @@ INSERT INTO flow_inbox ({{flow_inbox}}, detail)
 SELECT {{i.flow_inbox}}, i.detail::jsonb
 FROM unnest({{$flow_inbox}}, $detail::text[]) WITH ORDINALITY AS i ({{flow_inbox}}, detail, ordinal)
 ORDER BY i.ordinal;
-
--- name: put_back
--- Puts rows that this transaction has taken back to their places.
-INSERT INTO flow_inbox (id, root_id, flow_id, kind) OVERRIDING SYSTEM VALUE
-SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::bigint[], $4::text[]);
 
 -- name: first_failed
 -- The node that failed first.

@@ -18,7 +18,6 @@ from penstock.postgres import flow_writes, flows
 from penstock.postgres.flow_writes import NewChild, NewLimit, NewNote, NewTask, NewWait, Wake
 from penstock.postgres.flows import SHARDS, FlowRow, NodeRow
 from penstock.postgres.outbox import PendingEvent, enqueue
-from penstock.postgres.queries import execute
 
 NodeKey = tuple[int, str]
 
@@ -56,7 +55,8 @@ class Batch:
         waiting: flows with new waits, whose events may be there already.
         waiting_runs: flows with new waits for other flows, which may have ended already.
         ended_runs: flows of schedules that have ended, for which other flows may wait.
-        noted: shards whose inbox has got rows.
+        recovering: flows with a recovery in this transaction, which may not run yet.
+        noted: shards whose inbox may have rows.
         first_limit: the earliest moment that was written.
         now: time of the transaction; None before a flow is locked.
     """
@@ -85,6 +85,7 @@ class Batch:
     waiting: set[int] = field(default_factory=set)
     waiting_runs: set[int] = field(default_factory=set)
     ended_runs: set[int] = field(default_factory=set)
+    recovering: set[int] = field(default_factory=set)
     noted: set[int] = field(default_factory=set)
     first_limit: datetime | None = None
     now: datetime | None = None
@@ -143,11 +144,6 @@ class Batch:
         """A loaded node, to be changed and written."""
         self._changed_nodes.add((flow.id, name))
         return self.nodes[flow.id, name]
-
-    async def command_children(self, flow: FlowRow, name: str | None, kind: str) -> None:
-        """Passes a command on to the child flows of a flow, or of one of its nodes."""
-        await execute(self.connection, "flows.command_children", flow.id, name, kind)
-        self.noted.add(flow.root_id % SHARDS)
 
     async def load_flows(self, ids: Iterable[int]) -> None:
         """Locks flows and the ancestors that may end with them, and reads their definitions."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC
 from typing import Any
 
@@ -17,9 +17,9 @@ from penstock.flow_owner.batch import Batch
 from penstock.flow_owner.evaluation import Scope
 from penstock.postgres import advance
 from penstock.postgres.flow_writes import NewNote, Wake
-from penstock.postgres.flows import FlowRow, ParentPlace
+from penstock.postgres.flows import SHARDS, FlowRow, ParentPlace
 from penstock.postgres.outbox import PendingEvent
-from penstock.postgres.queries import fetch, fetchrow, query
+from penstock.postgres.queries import execute, fetch, fetchrow, query
 from penstock.postgres.tasks import context_of
 
 # Tasks that one transaction cancels.
@@ -163,9 +163,33 @@ async def cancel(batch: Batch, flow: FlowRow, name: str | None) -> None:
     if len(found) == CANCEL_CHUNK:
         batch.notes.append(NewNote(root_id=flow.root_id, flow_id=flow.id, kind="cancel_live", node=name))
         return
-    await batch.command_children(flow, name, "cancel")
+    await command_children(batch, flow, name, "cancel")
     for record in await fetch(connection, "flows.unwait", flow.id, name):
         batch.add(flow.id, Ended(record["node"], record["generation"], Outcome.CANCELLED))
+
+
+async def announce_ends(batch: Batch, recovered: Collection[int]) -> None:
+    """Wakes requests that wait for recovered flows which have ended in this transaction.
+
+    The rows of such a flow do not show an end: before and after the transaction it has ended. A
+    recovery that was refused changes no row at all.
+    """
+    flows = [batch.loaded[flow_id] for flow_id in sorted(batch.loaded.keys() & recovered)]
+    if ended := [flow.id for flow in flows if flow.state.status is not FlowStatus.RUNNING]:
+        await execute(batch.connection, "flows.announce_ends", ended)
+
+
+async def command_children(batch: Batch, flow: FlowRow, name: str | None, kind: str) -> None:
+    """Passes a command on to the child flows of a flow, or of one of its nodes."""
+    await execute(
+        batch.connection,
+        "flows.command_children",
+        flow_id=flow.id,
+        node=name,
+        kind=kind,
+        recovering=sorted(batch.recovering),
+    )
+    batch.noted.add(flow.root_id % SHARDS)
 
 
 def report(batch: Batch, flow: FlowRow, word: str, detail: Mapping[str, Any] | None = None) -> None:

@@ -46,7 +46,16 @@ from penstock.core.flow.state import (
 from penstock.flow_owner.batch import Batch, NodeKey
 from penstock.flow_owner.changing import change_version
 from penstock.flow_owner.contents import ContentsMissing
-from penstock.flow_owner.ending import cancel, child_end, collect_output, end_flow, refuse, report
+from penstock.flow_owner.ending import (
+    announce_ends,
+    cancel,
+    child_end,
+    collect_output,
+    command_children,
+    end_flow,
+    refuse,
+    report,
+)
 from penstock.flow_owner.starting import open_items, reopen_items, start
 from penstock.postgres.flow_writes import NewLimit, NewNote
 from penstock.postgres.flows import SHARDS, FlowRow, NodeRow, ParentPlace, json_of
@@ -74,47 +83,14 @@ async def apply(
         NotFound: a definition is missing.
     """
     missing: dict[int, list[Context]] = {}
-    recovered = {record["root_id"] for record in inbox if record["kind"] == "recover"}
-    applied: list[asyncpg.Record] = []
-    postponed: list[asyncpg.Record] = []
-    for record in inbox:
-        waits = record["kind"] in _COMMANDS and record["root_id"] in recovered
-        (postponed if waits else applied).append(record)
-    await _read_inbox(batch, applied)
+    await _read_inbox(batch, inbox)
     await _read_due(batch, due)
     while batch.next:
         await _round(batch, missing)
     if not missing:
         await batch.write()
-        await _announce_ends(batch, inbox)
-        await _put_back(batch, postponed)
+        await announce_ends(batch, {row["flow_id"] for row in inbox if row["kind"] == "recover"})
     return missing
-
-
-async def _put_back(batch: Batch, commands: Sequence[asyncpg.Record]) -> None:
-    """Leaves commands to a later transaction, in their order.
-
-    The child flows of their families that a recovery starts again run only after it, so these
-    commands would not reach them.
-    """
-    if commands:
-        columns = ("id", "root_id", "flow_id", "kind")
-        await execute(
-            batch.connection, "flows.put_back", *([each[name] for each in commands] for name in columns)
-        )
-        batch.noted |= {each["root_id"] % SHARDS for each in commands}
-
-
-async def _announce_ends(batch: Batch, inbox: Sequence[asyncpg.Record]) -> None:
-    """Wakes requests that wait for recovered flows which have ended in this transaction.
-
-    The rows of such a flow do not show an end: before and after the transaction it has ended. A
-    recovery that was refused changes no row at all.
-    """
-    recovered = {record["flow_id"] for record in inbox if record["kind"] == "recover"}
-    flows = [batch.loaded[flow_id] for flow_id in sorted(recovered & batch.loaded.keys())]
-    if ended := [flow.id for flow in flows if flow.state.status is not FlowStatus.RUNNING]:
-        await execute(batch.connection, "flows.announce_ends", ended)
 
 
 async def _round(batch: Batch, missing: dict[int, list[Context]]) -> None:
@@ -267,6 +243,11 @@ async def _visit(batch: Batch, flow: FlowRow, decision: Decision) -> None:
 
 
 async def _read_inbox(batch: Batch, inbox: Sequence[asyncpg.Record]) -> None:
+    recoveries = [record for record in inbox if record["kind"] == "recover"]
+    # Before any command, which must reach them.
+    batch.recovering |= {record["flow_id"] for record in recoveries}
+    # Commands behind a recovery are left in the inbox.
+    batch.noted |= {record["root_id"] % SHARDS for record in recoveries}
     await batch.load_flows(record["flow_id"] for record in inbox)
     inbox = [record for record in inbox if record["flow_id"] in batch.loaded]
     data = await _event_data(batch, inbox)
@@ -310,7 +291,7 @@ async def _command(batch: Batch, flow: FlowRow, kind: str) -> None:
     batch.add(flow.id, _COMMANDS[kind])
     if kind != "cancel" and flow.state.status is FlowStatus.RUNNING:
         # A cancellation reaches the children by its decision.
-        await batch.command_children(flow, None, kind)
+        await command_children(batch, flow, None, kind)
 
 
 def _task_end(batch: Batch, record: asyncpg.Record) -> Message:

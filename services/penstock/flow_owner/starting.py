@@ -204,6 +204,7 @@ async def _continue(batch: Batch, children: set[int], generation: int) -> None:
         next_generation = child.state.generation + 1
         detail = {"generation": next_generation, "in_place": True}
         note = NewNote(root_id=child.root_id, flow_id=child_id, kind="recover", detail=detail)
+        batch.recovering.add(child_id)
         batch.send(note, Recovered(next_generation, in_place=True))
 
 

@@ -125,8 +125,16 @@ class FlowTables:
                     self.note(root_id=flow["root_id"], flow_id=flow["id"], kind="cancel")
 
     def take_inbox(self) -> list[Row]:
-        """Takes all rows of the inbox."""
-        taken, self.inbox = self.inbox, []
+        """Takes the rows of the inbox, without commands behind a recovery of their flow."""
+        taken: list[Row] = []
+        left: list[Row] = []
+        recovering: set[int] = set()
+        for row in self.inbox:
+            if row["kind"] == "recover":
+                recovering.add(row["flow_id"])
+            waits = row["kind"] in ("pause", "resume", "cancel") and row["flow_id"] in recovering
+            (left if waits else taken).append(row)
+        self.inbox = left
         return taken
 
     def take_due(self) -> list[Row]:

@@ -195,15 +195,12 @@ class OwnerStatements(Statements):
             self._rows.note(**row)
 
     @answers("flows.command_children")
-    def _command_children(self, flow_id: int, node: str | None, kind: str) -> None:
+    def _command_children(
+        self, *, flow_id: int, node: str | None, kind: str, recovering: Sequence[int]
+    ) -> None:
         for flow in self._rows.children(flow_id, node):
-            if flow["status"] == RUNNING:
+            if flow["status"] == RUNNING or flow["id"] in recovering:
                 self._rows.note(root_id=flow["root_id"], flow_id=flow["id"], kind=kind)
-
-    @answers("flows.put_back")
-    def _put_back(self, *columns: Sequence[Any]) -> None:
-        names = ("id", "root_id", "flow_id", "kind")
-        self._rows.inbox[:0] = [Row(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     @answers("flows.announce_ends")
     def _announce_ends(self, _ids: Sequence[int]) -> None:

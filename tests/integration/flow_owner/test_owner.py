@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import asyncpg
@@ -213,6 +214,24 @@ async def test_replicas_divide_the_shards_and_one_goes_on_alone(store, settings)
         for each in given:
             await store.end(each)
         assert {(await ended(store, flow_id))["status"] for flow_id in ids} == {"succeeded"}
+
+
+async def test_a_command_behind_a_recovery_waits_for_no_sweep(store, settings):
+    """F3: the transaction that applies a recovery leaves the commands behind it in the inbox, and
+    the next one takes them at once."""
+    single = definition(nodes={"only": task()})
+    await store.define(single)
+    flow_id = await store.start(single)
+    await store.run(lambda _task: ("failed", None))
+    await store.command(flow_id, "recover", generation=1)
+    await store.command(flow_id, "cancel")
+    async with running_service(create_app(replace(settings, flow_sweep_s=3_600.0))):
+
+        async def cancelled():
+            row = await store.flow(flow_id)
+            return (row["status"], row["generation"]) == ("cancelled", 1)
+
+        await wait_until(cancelled)
 
 
 async def test_a_family_that_cannot_be_advanced_holds_up_no_other(store, settings):

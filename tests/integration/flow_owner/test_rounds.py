@@ -292,36 +292,74 @@ async def test_a_failure_stops_the_flow_and_a_recovery_goes_on(owner):
     ]
 
 
-async def recovered_parent(owner, *commands):
-    """A flow whose child flow has failed, after a recovery and these commands in one transaction.
-
-    Returns the rows of both.
-    """
+async def failed_parent(owner, **fields):
+    """A flow with a child flow, in a node with these fields, both of which have failed."""
     child = definition("child", nodes={"work": task()})
-    parent = definition("parent", nodes={"below": {"kind": "flow", "flow": "child"}, "next": task("below")})
+    below = {"kind": "flow", "flow": "child", **fields}
+    parent = definition("parent", nodes={"below": below, "next": task("below")})
     await owner.define(child, parent)
     flow_id = await owner.start(parent, versions={"child": 1})
     await owner.run(lambda each: ("failed", None))
-    for kind, detail in (("recover", {"generation": 1}), *((kind, {}) for kind in commands)):
-        await owner.command(flow_id, kind, **detail)
-    await owner.advance()
+    return flow_id
+
+
+async def recovered_parent(owner, *commands, limit=2_000):
+    """A flow whose child flow has failed, after a recovery and these commands.
+
+    Transactions take at most `limit` rows of each shard. Returns the rows of both flows.
+    """
+    flow_id = await failed_parent(owner)
+    await owner.command(flow_id, "recover", generation=1)
+    for kind in commands:
+        await owner.command(flow_id, kind)
+    await owner.advance(limit)
     return await owner.pool.fetch("SELECT * FROM flow WHERE root_id = $1 ORDER BY id", flow_id)
 
 
-@pytest.mark.parametrize("budget", [sys.maxsize, 0])
-async def test_a_cancellation_behind_a_recovery_is_applied_after_it(pool, budget):
+# A recovery whose child flow is recovered in the same transaction, or in a later one; and commands
+# that are read with the recovery, or alone.
+TRANSACTIONS = pytest.mark.parametrize(
+    ("budget", "limit"), [(sys.maxsize, 2_000), (0, 2_000), (sys.maxsize, 1), (0, 1)]
+)
+
+
+@TRANSACTIONS
+async def test_a_cancellation_behind_a_recovery_is_applied_after_it(pool, budget, limit):
     """F3: a cancellation reaches the children that a recovery starts again. In one transaction with
     the recovery it was applied first, to a flow that had ended, and had no effect."""
-    rows = await recovered_parent(Owner(pool, budget=budget), "cancel")
+    rows = await recovered_parent(Owner(pool, budget=budget), "cancel", limit=limit)
     assert [(row["status"], row["generation"]) for row in rows] == [("cancelled", 1), ("cancelled", 1)]
 
 
-@pytest.mark.parametrize("budget", [sys.maxsize, 0])
-async def test_a_pause_behind_a_recovery_reaches_the_children_that_it_recovers(pool, budget):
+async def test_a_command_before_a_recovery_is_applied_before_it(owner):
+    """F3: a cancellation that found its flow ended does not cancel the recovery that followed."""
+    flow_id = await failed_parent(owner)
+    await owner.command(flow_id, "cancel")
+    await owner.command(flow_id, "recover", generation=1)
+    await owner.run()
+    assert (await owner.flow(flow_id))["status"] == "succeeded"
+
+
+async def test_a_limit_reaches_a_child_flow_whose_recovery_is_in_the_inbox(pool):
+    """F5: the child flow does not run yet when its node is cancelled, and is cancelled after its
+    recovery. It ran to its end, and kept its parent."""
+    owner = Owner(pool, budget=0)
+    flow_id = await failed_parent(owner, finish_within_s=3_600)
+    await owner.command(flow_id, "recover", generation=1)
+    await owner.advance_once()
+    assert await pool.fetchval("SELECT flow_id FROM flow_inbox WHERE kind = 'recover'") > flow_id
+    await pool.execute("UPDATE flow_limit SET at = now()")
+    await owner.advance()
+    rows = await pool.fetch("SELECT status FROM flow WHERE root_id = $1 ORDER BY id", flow_id)
+    assert [row["status"] for row in rows] == ["failed", "cancelled"]
+
+
+@TRANSACTIONS
+async def test_a_pause_behind_a_recovery_reaches_the_children_that_it_recovers(pool, budget, limit):
     """F3: the children run only when the recovery is applied, in this transaction or a later one.
     Commands keep their order."""
     owner = Owner(pool, budget=budget)
-    rows = await recovered_parent(owner, "resume", "pause")
+    rows = await recovered_parent(owner, "resume", "pause", limit=limit)
     assert [(row["status"], row["paused"]) for row in rows] == [("running", True), ("running", True)]
     await owner.command(rows[0]["id"], "resume")
     await owner.run()

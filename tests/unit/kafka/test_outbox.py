@@ -14,7 +14,7 @@ from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.errors import KafkaUnavailable, RecordsRefused
 from penstock.kafka.processing import outbox
-from penstock.kafka.processing.outbox import Publisher
+from penstock.kafka.processing.outbox import Publisher, publish, revoke
 from penstock.settings import Kafka
 
 
@@ -154,3 +154,41 @@ async def test_a_topic_that_refuses_revocations_ends_no_process(
     await publisher.drain()
     assert deleted == [1]
     assert "revocations_refused" in {vars(each).get("event") for each in caplog.records}
+
+
+class CancellingProducer:
+    """A producer that cancels its caller, or its own request, while it closes."""
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+
+    def _reach(self, step: str) -> None:
+        if step == self._step:
+            raise asyncio.CancelledError
+
+    async def partitions_for(self, _topic: str) -> set[int]:
+        self._reach("metadata")
+        return {0}
+
+    def create_batch(self) -> CancellingProducer:
+        return self
+
+    def append(self, **_record: object) -> object:
+        return self
+
+    async def send_batch(self, *_arguments: object, **_options: object) -> asyncio.Future[None]:
+        self._reach("send")
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        return future
+
+
+@pytest.mark.parametrize("step", ["metadata", "send", "answer"])
+async def test_a_producer_that_closes_itself_is_unavailable(step: str) -> None:
+    """O1: the sweeper publishes the events later. The cancellation ended the part that wrote them,
+    and with it the process."""
+    producer: Any = CancellingProducer(step)
+    with pytest.raises(KafkaUnavailable):
+        await publish(producer, Kafka(), [b"1"], [b"{}"])
+    with pytest.raises(KafkaUnavailable):
+        await revoke(producer, Kafka(), Revocation("cancelled", [AttemptId(1, 0, 0)]))

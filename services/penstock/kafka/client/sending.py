@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aiokafka import AIOKafkaProducer
 
-from penstock.kafka.client.connection import translated
+from penstock.kafka.client.connection import own_cancellation, translated
 from penstock.kafka.client.pending_writes import acknowledged
 from penstock.kafka.client.refusals import REFUSALS, SEQUENCE_LOST, count_refusal
 
@@ -73,7 +73,7 @@ async def send_in_batches(
         first = sent[-1].begin + len(sent[-1].records) if sent else begin
         sent.append(SentBatch(producer, topic, partition, records, first, future))
 
-    with translated():
+    with own_cancellation(), translated():
         batch = producer.create_batch()
         for key, value in records:
             if batch.append(key=key, value=value, timestamp=None) is not None:
@@ -139,6 +139,6 @@ async def refusals(
                     await batch.send_again(begin, end), retry_lost=retry_lost, patient=patient
                 )
         elif isinstance(answer, BaseException):
-            with translated():
+            with own_cancellation(), translated():
                 raise answer
     return refused

@@ -67,7 +67,7 @@ async def send_all(
     if not records:
         return
     require_writable(producer, topic)
-    with translated():
+    with own_cancellation(), translated():
         partitions = sorted(await producer.partitions_for(topic))
     # By partition: the positions of its records.
     by_partition: dict[int, list[int]] = {}
@@ -130,7 +130,7 @@ async def send_callbacks(
     if not callbacks:
         return {}
     require_writable(producer, topic)
-    with translated():
+    with own_cancellation(), translated():
         partitions = sorted(await producer.partitions_for(topic))
     by_partition: dict[int, list[Callback]] = {}
     # A URL often has many callbacks, and computing its partition takes half the time of this
@@ -291,8 +291,7 @@ class Publisher:
         revoking = asyncio.ensure_future(self._revoke_all(revoked))
         try:
             try:
-                with own_cancellation():
-                    await publish(self._producer, self._settings, record_keys, events, callbacks)
+                await publish(self._producer, self._settings, record_keys, events, callbacks)
             except RecordsRefused as error:
                 refused = frozenset(error.records)
                 log.error(  # noqa: TRY400 (the traceback says nothing about the events)

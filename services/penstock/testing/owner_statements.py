@@ -195,9 +195,7 @@ class OwnerStatements(Statements):
             self._rows.note(**row)
 
     @answers("flows.command_children")
-    def _command_children(
-        self, *, flow_id: int, node: str | None, kind: str, recovering: Sequence[int]
-    ) -> None:
+    def _command_children(self, *, flow_id: int, node: str | None, kind: str, recovering: list[int]) -> None:
         for flow in self._rows.children(flow_id, node):
             if flow["status"] == RUNNING or flow["id"] in recovering:
                 self._rows.note(root_id=flow["root_id"], flow_id=flow["id"], kind=kind)

@@ -53,7 +53,7 @@ def validate(files: tuple[Path, ...], types: tuple[str, ...], json_: bool) -> No
 
 
 def _unchecked(document: Mapping[str, Any], *, types: bool, children: bool) -> str:
-    """What a valid definition names and `validate` could not look up."""
+    """Names what `validate` could not look up; empty if it checked everything."""
     kinds = {each["kind"] for node in document["nodes"].values() for each in (node, node.get("each")) if each}
     left = []
     if not types and "task" in kinds:

@@ -157,8 +157,7 @@ class Batch:
             self.loaded.setdefault(flow_id, flow)
         self.now = self.now or now
         await self.definitions.load(
-            self.connection,
-            {(flow.name, flow.version) for flow in found.values() if flow.definition is None},
+            self.connection, {(flow.name, flow.version) for flow in found.values() if flow.definition is None}
         )
         for flow in found.values():
             if flow.parent is not None and flow.parent.flow_id in found:

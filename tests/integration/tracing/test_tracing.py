@@ -100,11 +100,11 @@ class Deployment:
         self.gateway = gateway
         self.target = target
 
-    async def callback_headers(self, task_id: int) -> dict[str, str]:
-        """The headers of the task's callback, once it has arrived."""
+    async def callback_headers(self, subject: int | str) -> dict[str, str]:
+        """The headers of a callback, once it has arrived: of a task's id, or of `flow-ID`."""
 
         def headers() -> dict[str, str] | None:
-            found = [call for call in self.target.calls if call.id.startswith(f"msg_{task_id}-")]
+            found = [call for call in self.target.calls if call.id.startswith(f"msg_{subject}-")]
             return {name.lower(): value for name, value in found[0].headers.items()} if found else None
 
         return await wait_until(headers)
@@ -230,9 +230,10 @@ async def test_one_trace_contains_a_flow_and_its_callback(
     """O4, F4: the tasks of a flow, and of its child flow, belong to the trace of the start; the
     target of the flow receives its event with the span of the call."""
     gateway, trace_id = deployment.gateway, "8" * 32
-    child = {"flow": "child", "nodes": {"work": {"kind": "task", "type": "t"}}}
+    child = {"flow": "child", "version": 1, "nodes": {"work": {"kind": "task", "type": "t"}}}
     parent = {
         "flow": "parent",
+        "version": 1,
         "nodes": {
             "first": {"kind": "task", "type": "t"},
             "sub": {"kind": "flow", "flow": "child", "after": ["first"]},
@@ -243,7 +244,7 @@ async def test_one_trace_contains_a_flow_and_its_callback(
     start = {"flow": "parent", "callbacks": [deployment.target.url]}
     headers = {"traceparent": f"00-{trace_id}-{'1' * 16}-01"}
     flow_id = (await gateway.post("/flows", start, headers=headers)).body["id"]
-    called = await deployment.callback_headers(flow_id)
+    called = await deployment.callback_headers(f"flow-{flow_id}")
 
     def names() -> Counter[str]:
         return Counter(span.name for span in collector.spans_of(trace_id))

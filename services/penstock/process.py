@@ -208,6 +208,7 @@ async def _run_until(
     ended: Callable[[Collection[asyncio.Future[None]]], bool], tasks: Collection[asyncio.Future[None]]
 ) -> None:
     """Waits until `ended` is true of the tasks that still run; cancels these at the end."""
+    started = list(tasks)
     try:
         while not ended(tasks):
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -219,7 +220,12 @@ async def _run_until(
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        # All of them, or asyncio logs the exceptions of those that failed together with the first.
+        for result in await asyncio.gather(*started, return_exceptions=True):
+            if isinstance(result, Fatal) and not isinstance(result, SessionLost):
+                # Also when an outage ended the others: a part that did not stop must not act beside
+                # the one that begins again in this process.
+                raise result
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A processor that stops leaves its group, whatever it does and whatever the brokers do."""
+"""A processor that stops leaves its group, also during a rebalance or without a broker."""
 
 from __future__ import annotations
 

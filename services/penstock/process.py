@@ -221,7 +221,12 @@ async def _run_until(
     finally:
         for task in every:
             task.cancel()
-        await asyncio.gather(*every, return_exceptions=True)
+        # All of them, or asyncio logs the exceptions of those that failed together with the first.
+        for result in await asyncio.gather(*every, return_exceptions=True):
+            if isinstance(result, Fatal) and not isinstance(result, SessionLost):
+                # Also when an outage ended the others: a part that did not stop must not act beside
+                # the one that begins again in this process.
+                raise result
 
 
 @contextmanager

@@ -108,10 +108,16 @@ class Names:
 
     async def _forward(self, address: str, port: int) -> asyncio.Server:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._open.add(writer)
             try:
                 there, back = await asyncio.open_connection(LOOPBACK, port)
             except OSError:
+                self._open.discard(writer)
                 writer.close()
+                return
+            if writer not in self._open:
+                # The names vanished meanwhile: nothing else would break this connection.
+                back.transport.abort()
                 return
             pair = {writer, back}
             self._open |= pair

@@ -84,10 +84,6 @@ async def servers(folder: Path) -> AsyncIterator[Servers]:
         log.close()
 
 
-@pytest.mark.skip(
-    reason="known defect: a consumer that is stopped while no name is resolved may stay in its group, and "
-    "keeps partitions from the service that begins again in the same process; failed in three of six runs"
-)
 @pytest.mark.long
 @pytest.mark.skipif(missing() is not None, reason=str(missing()))
 async def test_names_that_are_not_resolved_are_charged_to_no_attempt(tmp_path):

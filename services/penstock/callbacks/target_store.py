@@ -21,6 +21,7 @@ import asyncpg
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.target import Target
 from penstock.callbacks.target_cache import TargetCache, log_fields
+from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.concurrency.retry import retry_until_available
 from penstock.core.offset_tracker import Partition
 from penstock.core.target import TargetId
@@ -192,7 +193,7 @@ class TargetStore:
         """Saves everything before the process stops, if PostgreSQL answers in time."""
         with suppress(TimeoutError, PostgresUnavailable):
             unsaved = self._cache.unsaved | self._cache.unsaved_attempts
-            async with asyncio.timeout(LAST_SAVE_S):
+            async with cleanup_timeout(LAST_SAVE_S):
                 await self._save(unsaved)
 
     async def find_troubled(self) -> None:

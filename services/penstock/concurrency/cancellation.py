@@ -1,10 +1,14 @@
-"""Cancellations that were not requested: client libraries cancel their callers while they close."""
+"""Cancellations that were not requested, and time limits in tasks that were cancelled.
+
+Client libraries cancel their callers while they close. Early versions of Python 3.11 cancel a
+cleanup whose time limit ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 
 @contextmanager
@@ -32,3 +36,27 @@ def own_cancellation(make_error: Callable[[], Exception]) -> Iterator[None]:
         raise
     if cancelled():
         raise asyncio.CancelledError
+
+
+@asynccontextmanager
+async def cleanup_timeout(limit_s: float) -> AsyncIterator[None]:
+    """As `asyncio.timeout`, also in a task that was cancelled before, for its cleanup.
+
+    Before Python 3.11.4, `asyncio.timeout` raises `CancelledError` there when the time is over. The
+    cleanup then skips its other steps: a consumer stays in its group, and connections stay open.
+
+    Args:
+        limit_s: seconds for the block.
+
+    Raises:
+        TimeoutError: the time was over.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            yield
+    except asyncio.CancelledError as error:
+        if limit.expired() and task is not None and task.cancelling() <= before:
+            raise TimeoutError from error
+        raise

@@ -6,7 +6,6 @@ outbox entries of cancellations. The gateway keeps their revocations until it is
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -14,13 +13,14 @@ from functools import partial
 import asyncpg
 from aiokafka import AIOKafkaProducer
 
+from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.heartbeat import Heartbeat
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
 from penstock.errors import Fatal, KafkaUnavailable, RecordsRefused
-from penstock.kafka.client.connection import make_producer, start, translated
+from penstock.kafka.client.connection import make_producer, start, stop, translated
 from penstock.kafka.client.health import probe
 from penstock.kafka.client.pending_writes import acknowledged, require_writable
 from penstock.kafka.processing.outbox import MAX_UNREVOKED, Publisher, send_all
@@ -158,7 +158,7 @@ class BackgroundProducer:
             await ensure_bound(self._settings, partial(deployment_id, self._pool))
         except BaseException:
             # Fails closed: raised again, the gateway ends, and no connection stays open.
-            await producer.stop()
+            await stop(producer)
             raise
         publisher = Publisher(producer, self._settings, self._delete_published)
         self._producer, self._publisher = producer, publisher
@@ -169,12 +169,12 @@ class BackgroundProducer:
             await publisher.run()
         finally:
             # With a timeout, so that the gateway stops without Kafka, too.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S):
-                    await publisher.drain()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_S):
-                    await producer.stop()
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with cleanup_timeout(STOP_S):
+                        await publisher.drain()
+            finally:
+                await stop(producer)
 
     async def _connect(self) -> AIOKafkaProducer:
         async def connect() -> AIOKafkaProducer:

@@ -12,6 +12,7 @@ from typing import Any
 
 import asyncpg
 
+from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.errors import (
     CannotStart,
     LockConflict,
@@ -369,7 +370,7 @@ async def close(connected: asyncpg.Connection[Any] | asyncpg.Pool[Any]) -> None:
     of the connection is done or its error is under way.
     """
     try:
-        async with asyncio.timeout(CLOSE_S):
+        async with cleanup_timeout(CLOSE_S):
             await connected.close()
     except (*_PASSING, asyncpg.PostgresError):
         connected.terminate()

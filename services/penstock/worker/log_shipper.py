@@ -16,6 +16,7 @@ from typing import Protocol
 import orjson
 from aiokafka import AIOKafkaProducer
 
+from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.task_log import (
     MAX_CHUNKS,
@@ -95,7 +96,7 @@ class LogShipper:
         """Ships all that waits, for at most so many seconds."""
         self.wake(urgent=True)
         try:
-            async with asyncio.timeout(within_s):
+            async with cleanup_timeout(within_s):
                 await self._idle.wait()
         except TimeoutError:
             log.warning(

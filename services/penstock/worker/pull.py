@@ -16,6 +16,7 @@ from typing import Any
 from aiokafka import TopicPartition
 
 from penstock import process
+from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
@@ -183,7 +184,7 @@ class Member:
         """Claims running attempts and commits, so that the next members begin after them."""
         unsettled = self._offsets.unsettled
         try:
-            async with asyncio.timeout(HAND_OVER_S):
+            async with cleanup_timeout(HAND_OVER_S):
                 await self._unclaimed.claim(unsettled)
                 await self._commit()
         except (TimeoutError, KafkaUnavailable, KafkaRefused) as error:

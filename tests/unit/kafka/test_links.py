@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from aiokafka.client import AIOKafkaClient
+from tests.support.waiting import wait_until
 
 from penstock.kafka.client import links
 from penstock.kafka.client.links import begin_close, guard_connections
@@ -16,14 +17,17 @@ class Connection:
     """A connection as the client stores it."""
 
     def __init__(self) -> None:
-        self._writer = None
+        self._writer: asyncio.StreamWriter | None = None
         self.open = True
 
     def connected(self) -> bool:
         return self.open
 
-    async def close(self, **_options: Any) -> None:
+    def close(self, **_options: Any) -> asyncio.Future[None]:
         self.open = False
+        closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        closed.set_result(None)
+        return closed
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -112,3 +116,70 @@ async def test_a_closed_client_opens_no_connection(monkeypatch: pytest.MonkeyPat
     await client.close()
     assert await client._get_conn(2) is None
     assert opened == [1]
+
+
+async def test_all_that_wait_for_a_connection_end_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O3: a second for each of them, one after the other, would exceed the time of a stop."""
+    client, begun = AIOKafkaClient(bootstrap_servers="127.0.0.1:9"), []
+
+    async def connect(node: int, **_options: Any) -> None:
+        begun.append(node)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(client, "_get_conn", connect)
+    monkeypatch.setattr(client, "force_metadata_update", lambda: None)
+    guard_connections(client)
+    waiting = [asyncio.create_task(client._get_conn(node)) for node in range(50)]
+    await wait_until(lambda: begun)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    begin_close(client)
+    assert await asyncio.gather(*waiting) == [None] * 50
+    # The time is the claim; one second for each would be fifty.
+    assert loop.time() - began_s < 25.0
+    await client.close()
+
+
+async def test_a_connection_that_has_just_ended_gets_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S11: uvloop raises `RuntimeError` for a write to it. That ended the task that updates the
+    client's metadata. A stop that waited for an update then waited without an end."""
+    client, opened = AIOKafkaClient(bootstrap_servers="127.0.0.1:9"), []
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    _reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+
+    async def connect(node: int, *, group: Any, **_options: Any) -> Connection:
+        client._conns[node, group] = connection = Connection()
+        opened.append(connection)
+        return connection
+
+    monkeypatch.setattr(client, "_get_conn", connect)
+    guard_connections(client)
+    ended = await client._get_conn(1)
+    ended._writer = writer
+    writer.transport.abort()
+    assert await client._get_conn(1) is not ended
+    assert not ended.open
+    assert len(opened) == 2
+    await client.close()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_client_whose_synchronizer_has_failed_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """O8: its connections are closed, and the error belongs to no one any more."""
+    client, connection = AIOKafkaClient(bootstrap_servers="127.0.0.1:9"), Connection()
+
+    async def connect(node: int, *, group: Any, **_options: Any) -> Connection:
+        client._conns[node, group] = connection
+        return connection
+
+    async def fail() -> None:
+        raise RuntimeError("the handler is closed")
+
+    monkeypatch.setattr(client, "_get_conn", connect)
+    guard_connections(client)
+    await client._get_conn(1)
+    client._sync_task = asyncio.ensure_future(fail())
+    await asyncio.wait({client._sync_task})
+    await client.close()
+    assert not connection.open

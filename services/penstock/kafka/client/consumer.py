@@ -8,6 +8,7 @@ a group's positions.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +19,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.structs import OffsetAndMetadata
 
 from penstock.core.position import Position
+from penstock.errors import Fatal
 from penstock.kafka.client.fetch_guard import FetchGuard
 from penstock.kafka.client.fetch_wait import SHORT_RESTS, FetchWait
 from penstock.kafka.client.links import guard_connections
@@ -25,6 +27,11 @@ from penstock.kafka.client.member_data import MemberData, assignor
 from penstock.kafka.client.reachability import Reachability
 from penstock.kafka.client.security import arguments
 from penstock.settings import Kafka
+
+# Seconds within which a consumer leaves its group. A rebalance may take longer.
+LEAVE_S = 8.0
+# Seconds within which its tasks end when they are cancelled.
+END_S = 2.0
 
 
 class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
@@ -88,6 +95,43 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
         await super().start()
         FetchWait(self._fetcher, time.monotonic, *self._waits)
         Reachability(self._client)
+
+    async def stop(self) -> None:
+        """Leaves the group and closes the connections; no task of the client is left.
+
+        A consumer that cannot leave within `LEAVE_S` is ended without. Its group goes on without it
+        at the end of its session.
+
+        Raises:
+            Fatal: a task of the client does not end, and may act as a member of the group.
+        """
+        leaving = asyncio.ensure_future(super().stop())
+        try:
+            await asyncio.wait({leaving}, timeout=LEAVE_S)
+        finally:
+            await self._end(leaving)
+        if not leaving.cancelled():
+            leaving.result()
+
+    async def _end(self, leaving: asyncio.Future[None]) -> None:
+        left = {task for task in (leaving, *self._tasks()) if not task.done()}
+        for task in left:
+            task.cancel()
+        if left:
+            _done, left = await asyncio.wait(left, timeout=END_S)
+        # Also after a stop that failed before its last step.
+        await self._client.close()
+        if left:
+            raise Fatal(f"a Kafka consumer does not end: {sorted(map(repr, left))}")
+
+    def _tasks(self) -> list[asyncio.Future[Any]]:
+        """The tasks of the client; it lists only some of them."""
+        coordinator, fetcher = self._coordinator, self._fetcher
+        names = ("_coordination_task", "_heartbeat_task", "_commit_refresh_task", "_reset_committed_task")
+        found = [getattr(coordinator, name, None) for name in names]
+        if fetcher is not None:
+            found += [fetcher._fetch_task, *fetcher._pending_tasks]  # noqa: SLF001 (it has no other way in)
+        return [task for task in found if task is not None]
 
     async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata | int] | None = None) -> None:
         """Commits offsets, each with the identity of its position as metadata.

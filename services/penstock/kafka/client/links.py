@@ -9,10 +9,12 @@ would hold up all others, and the end of the client.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 from weakref import WeakSet
 
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
+from aiokafka.conn import CloseReason
 
 from penstock.sockets import end_when_peer_vanishes
 
@@ -35,7 +37,8 @@ class _Connections:
         client._get_conn, client.close = self._connection_of, self._close_all  # noqa: SLF001 (see above)
         self._known: WeakSet[Any] = WeakSet()
         self._connecting: set[asyncio.Task[Any]] = set()
-        self._closing = False
+        # When the client began to close.
+        self._closing_s = math.inf
         # A call from another thread may outlive the client, and would leave its connection open.
         self._closed = False
         # The time of one connection must not count for the next.
@@ -44,9 +47,12 @@ class _Connections:
         self._limit: asyncio.Timeout | None = None
 
     def begin_close(self) -> None:
-        """Ends the wait for each connection within `CLOSE_S` seconds."""
-        self._closing = True
-        until_s = asyncio.get_running_loop().time() + CLOSE_S
+        """Ends the wait for each connection within `CLOSE_S` seconds.
+
+        Those that wait for their turn end within the same second. They may be many.
+        """
+        self._closing_s = min(self._closing_s, asyncio.get_running_loop().time())
+        until_s = self._closing_s + CLOSE_S
         if (limit := self._limit) is not None and not limit.expired():
             limit.reschedule(min(limit.when() or until_s, until_s))
 
@@ -54,13 +60,15 @@ class _Connections:
         self, node: int, *, group: ConnectionGroup = ConnectionGroup.DEFAULT, **options: Any
     ) -> Any:
         connection = self._client._conns.get((node, group))  # noqa: SLF001 (as the client does)
-        if connection is None or not connection.connected():
+        if connection is None or _is_lost(connection):
             # In a task of its own, which ends although its caller is cancelled.
             task = asyncio.ensure_future(self._open(node, group=group, **options))
             self._connecting.add(task)
             task.add_done_callback(self._connecting.discard)
             task.add_done_callback(_retrieve)
             connection = await asyncio.shield(task)
+            if connection is not None and _is_lost(connection):
+                return None
         if connection is not None and connection not in self._known:
             self._known.add(connection)
             if (writer := connection._writer) is not None:  # noqa: SLF001 (see above)
@@ -69,11 +77,14 @@ class _Connections:
 
     async def _open(self, node: int, **options: Any) -> Any:
         """The connection; None without one in time or after the end, as the client answers then."""
+        loop = asyncio.get_running_loop()
+        asked_s = loop.time()
         async with self._turn:
             if self._closed:
                 return None
+            until_s = min(loop.time() + CONNECT_S, max(asked_s, self._closing_s) + CLOSE_S)
             try:
-                async with asyncio.timeout(CLOSE_S if self._closing else CONNECT_S) as self._limit:
+                async with asyncio.timeout_at(until_s) as self._limit:
                     return await self._connect(node, **options)
             except TimeoutError:
                 # As the client does when a broker does not answer.
@@ -84,6 +95,11 @@ class _Connections:
 
     async def _close_all(self) -> None:
         self._closed = True
+        synchronizer = self._client._sync_task  # noqa: SLF001 (see above)
+        if synchronizer is not None and synchronizer.done():
+            # The client would raise the error of a synchronizer that has failed, and close nothing.
+            _retrieve(synchronizer)
+            self._client._sync_task = None  # noqa: SLF001 (see above)
         await self._close()
         if self._connecting:
             _done, pending = await asyncio.wait(set(self._connecting), timeout=CLOSE_S)
@@ -92,6 +108,19 @@ class _Connections:
             await asyncio.gather(*pending, return_exceptions=True)
             # Those that were opened meanwhile.
             await self._close()
+
+
+def _is_lost(connection: Any) -> bool:
+    """Whether a connection has ended; closes one whose end the client does not know yet.
+
+    The client learns of it in the next turn of the loop. Until then, uvloop raises `RuntimeError`
+    when it writes. That ends the client's own tasks: without the one that updates metadata, all
+    who wait for an update wait without an end, and so does a stop.
+    """
+    writer = connection._writer  # noqa: SLF001 (the client has no hook)
+    if writer is not None and writer.transport.is_closing():
+        connection.close(reason=CloseReason.CONNECTION_BROKEN)
+    return not connection.connected()
 
 
 def begin_close(client: AIOKafkaClient | None) -> None:

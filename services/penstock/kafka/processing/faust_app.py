@@ -15,7 +15,7 @@ from faust.types import TP
 from penstock.core.offset_tracker import Partition
 from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.client import positions
-from penstock.kafka.client.connection import translated
+from penstock.kafka.client.connection import stop, translated
 from penstock.kafka.client.consumer import Consumer
 from penstock.kafka.client.fetch_wait import RESTS
 from penstock.kafka.client.offset_reader import OffsetReader
@@ -164,8 +164,17 @@ class FaustApp:
         self._app.sensors.remove(self._app.monitor)
 
     async def stop(self) -> None:
-        """Leaves the group."""
-        await self._app.stop()
+        """Leaves the group.
+
+        Raises:
+            Fatal: a part of the consumer does not end; see `Consumer.stop`.
+        """
+        try:
+            await self._app.stop()
+        finally:
+            # Faust logs errors of its parts, and does not stop a part behind one that failed.
+            if self._consumer is not None:
+                await stop(self._consumer)
 
     async def seek_starts(self, offsets: OffsetReader) -> dict[Partition, int]:
         """Seeks each partition to its commit if that is valid; returns the offsets.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 from faust.types import TP
 from mode.utils.futures import maybe_async
 
-from penstock.kafka.client.connection import stop
+from penstock.kafka.client.connection import start, stop
 from penstock.kafka.client.consumer import Consumer
 
 # A subclass of Faust's services logs under its own module. Ours log under Faust's name, which
@@ -45,6 +46,11 @@ class LoopWorker:
     def stop(self) -> None:
         """Does nothing: `LoopThread.stop` awaits the end."""
 
+    def cancel(self) -> None:
+        """Cancels the service."""
+        if self._task is not None:
+            self._task.cancel()
+
     async def wait_ended(self) -> None:
         """Waits until the service has ended, unless it is the caller."""
         if self._task is not None and self._task is not asyncio.current_task():
@@ -56,6 +62,7 @@ class LoopThread(AIOKafkaConsumerThread):
 
     logger = _LOGGER
     Worker: Any = LoopWorker
+    _has_started = False
 
     async def call_thread(self, fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Calls a function of the client; Faust would queue it for the thread."""
@@ -64,10 +71,24 @@ class LoopThread(AIOKafkaConsumerThread):
     def _create_worker_consumer(self, _transport: Any) -> Consumer:
         return self.consumer.make()  # type: ignore[attr-defined, no-any-return]  # it is a `LoopConsumer`
 
+    async def on_start(self) -> None:
+        """Starts the client; ends it if that fails or is cancelled."""
+        self._consumer = self._create_consumer(loop=self.thread_loop)
+        self.time_started = time.monotonic()
+        await start(self._consumer)
+
+    async def on_thread_started(self) -> None:
+        """Notes that the client has started."""
+        self._has_started = True
+        await super().on_thread_started()
+
     async def stop(self) -> None:
         """Stops the client and waits until it has ended."""
-        await super().stop()
         worker: Any = self._thread
+        if worker is not None and not self._has_started:
+            # It would connect first, for as long as no broker answers.
+            worker.cancel()
+        await super().stop()
         if worker is not None:
             await worker.wait_ended()
 
@@ -83,6 +104,13 @@ class LoopThread(AIOKafkaConsumerThread):
         await super(AIOKafkaConsumerThread, self).on_thread_stop()
         if self._consumer is not None:
             await stop(self._consumer)
+
+    async def _shutdown_thread(self) -> None:
+        try:
+            await super()._shutdown_thread()
+        finally:
+            # Also after an error: `stop` would wait for a minute.
+            self.set_shutdown()
 
     async def _keepalive2(self) -> None:
         """Replaces Faust's check of its thread."""

@@ -39,6 +39,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
+from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.concurrency.retry import SERVICE_BACKOFF, STARTUP_BACKOFF, retry_until_available
 from penstock.concurrency.stall_detector import LoopWatchdog, StallDetector
 from penstock.core.offset_tracker import Arrival, OffsetTracker, Partition
@@ -194,7 +195,7 @@ class Processor:
 
         Raises:
             Exception: an error of a handler or hook that no retry helps, or that `fail` was given.
-            SessionLost: Faust stopped or skipped records.
+            SessionLost: Faust stopped or skipped records. Fatal: the consumer does not end.
             Stalled: something made no progress for `stall_timeout_s`.
             KafkaUnavailable: no broker answered, or a topic does not exist.
         """
@@ -206,6 +207,7 @@ class Processor:
             folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
             self._app = app = self._make_app(folder)
             stack.enter_context(self._watchdog.guard())
+            stack.push_async_callback(app.stop)  # After any error: a member that stays keeps partitions.
             unread = UnreadPartitions(
                 self._offsets,
                 self._tracker.expected,
@@ -237,12 +239,11 @@ class Processor:
                 await self._unless_failed(self._drain())
             finally:
                 self._closed = True
+                self._watchdog.rewind(STOP_S)
                 for task in attendants:
                     task.cancel()
                 await asyncio.gather(*attendants, return_exceptions=True)
-                self._watchdog.rewind(STOP_S)
                 await self._last_commit()
-                await self._app.stop()
 
     async def _unless_failed(self, work: Awaitable[Any]) -> None:
         """Awaits `work`, or raises as soon as the processor has failed."""
@@ -395,7 +396,7 @@ class Processor:
 
     async def _last_commit(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_COMMIT_S):
+            async with cleanup_timeout(LAST_COMMIT_S):
                 await self._commit()
 
     async def _commit(self) -> None:

@@ -37,6 +37,8 @@ Guarantees
 - A host with a URL per task is bounded as a whole: in slots, in slow calls, and by a circuit
   breaker that diverts all its targets (`hosts`, `host_slots`). Names and ports of one server gain
   nothing.
+- A namespace whose addresses hang leaves slots of each pool to the others (`core.fair_share`).
+  Namespaces take turns wherever their callbacks queue.
 - A target is one URL in one namespace (`core.target`). Its health, rate, slots and
   operators' decisions are its own.
 - One process owns a target: the one whose partition has its records. Its health survives that

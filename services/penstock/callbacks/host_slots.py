@@ -1,4 +1,8 @@
-"""Bounds the slots of one path per host, per server and of all unresponsive targets together.
+"""Bounds the slots of one path per namespace, host and server, and of all unresponsive targets.
+
+Isolation of namespaces (C5, O5)
+- A namespace leaves some slots free for the others (`core.fair_share`), however many addresses of
+  its targets hang. The same holds for the slots of unresponsive targets.
 
 Isolation of hosts (C5)
 - A host that has not answered yet, or whose latest call was slow, is not trusted. It may use as
@@ -24,11 +28,19 @@ from typing import NamedTuple
 
 from penstock.callbacks.hosts import Host
 from penstock.callbacks.settings import LaneBounds
+from penstock.core.fair_share import most_used
 from penstock.core.target import HostId, TargetId
 
 
 class _UnresponsiveTargets(NamedTuple):
     """Counts the slots of all unresponsive targets."""
+
+
+class _Namespace(NamedTuple):
+    """Counts the slots of a namespace, or those of its unresponsive targets."""
+
+    namespace: str
+    unresponsive: bool = False
 
 
 class _TrustedTargets(NamedTuple):
@@ -37,8 +49,9 @@ class _TrustedTargets(NamedTuple):
     host: HostId
 
 
-# All unresponsive targets, a host, its trusted targets, or a server that untrusted hosts use.
-_Key = _UnresponsiveTargets | HostId | _TrustedTargets | str
+# All unresponsive targets, a namespace, a host, its trusted targets, or a server that untrusted
+# hosts use.
+_Key = _UnresponsiveTargets | _Namespace | HostId | _TrustedTargets | str
 _UNRESPONSIVE = _UnresponsiveTargets()
 # Keys that are looked at, per recall, whose lanes may have room since other hosts freed slots.
 _SCANNED = 8
@@ -69,6 +82,7 @@ class HostSlots:
         self._is_trusted = is_trusted
         self._is_unresponsive = is_unresponsive
         self._used: Counter[_Key] = Counter()
+        self._free = bounds.slots
         # The keys that each slot in use counts for, by target.
         self._charged: dict[TargetId, list[tuple[_Key, ...]]] = {}
         self._aside: OrderedDict[_Key, OrderedDict[TargetId, Host]] = OrderedDict()
@@ -98,11 +112,13 @@ class HostSlots:
         """Takes a slot."""
         keys = self._keys(target_id, self._host_of(target_id))
         self._used.update(keys)
+        self._free -= 1
         self._charged.setdefault(target_id, []).append(keys)
 
     def free(self, target_id: TargetId) -> None:
         """Frees a slot."""
         charged = self._charged[target_id]
+        self._free += 1
         for key in charged.pop():
             self._used[key] -= 1
             if not self._used[key]:
@@ -130,7 +146,8 @@ class HostSlots:
     def recall(self, *, scarce: bool) -> list[TargetId]:
         """Removes lanes that may have a slot now, and returns them.
 
-        As many as there are free slots: the other lanes would be set aside again.
+        As many as there are free slots: the other lanes would be set aside again. Those of the
+        namespace with the fewest slots come first.
         """
         for _ in range(min(_SCANNED, len(self._aside))):
             # Trust and scarcity also change without a freed slot.
@@ -153,7 +170,7 @@ class HostSlots:
             for target_id in list(islice(lanes, max(room, 0))):
                 self.drop(target_id)
                 recalled.append(target_id)
-        return recalled
+        return sorted(recalled, key=lambda one: self._used[_Namespace(one.namespace)])
 
     def __bool__(self) -> bool:
         """Whether lanes are set aside."""
@@ -165,7 +182,10 @@ class HostSlots:
             keys: tuple[_Key, ...] = (_TrustedTargets(host.id),)
         else:
             keys = (host.id,) if host.trusted else (host.id, *self._servers_of(host))
-        return (_UNRESPONSIVE, *keys) if self._is_unresponsive(target_id) else keys
+        namespace = target_id.namespace
+        if self._is_unresponsive(target_id):
+            keys = (_UNRESPONSIVE, _Namespace(namespace, unresponsive=True), *keys)
+        return (_Namespace(namespace), *keys)
 
     def _most(self, key: _Key, host: Host, *, scarce: bool, ahead: int = 0) -> int:
         bounds = self._bounds
@@ -173,5 +193,8 @@ class HostSlots:
             return bounds.server_slots
         if key is _UNRESPONSIVE:
             return bounds.unresponsive_slots
+        if isinstance(key, _Namespace):
+            unresponsive_free = bounds.unresponsive_slots - self._used[_UNRESPONSIVE]
+            return most_used(unresponsive_free if key.unresponsive else self._free)
         trusted = host.trusted or isinstance(key, _TrustedTargets)
         return max(bounds.host_slots, ahead) if trusted and not scarce else bounds.untrusted_slots

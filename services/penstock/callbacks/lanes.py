@@ -1,7 +1,10 @@
-"""Decides which callback is called next: round robin over lanes, one per target. No I/O.
+"""Decides which callback is called next. No I/O.
+
+Namespaces take turns, and the lanes of a namespace, one per target, take turns within it.
 
 Isolation of slow targets (C5)
 - A lane has at most `target_slots` calls, and at most one while few slots are free.
+- A namespace leaves slots free for the others (`host_slots`).
 - All targets of a host, and the untrusted hosts of a server, have few slots (`host_slots`).
 - Unresponsive targets, whose latest call was slow, hold at most `unresponsive_slots` together.
 - A call that turns out slow frees its slot and moves to the slow pool, which is bounded, too.
@@ -17,12 +20,14 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from penstock.callbacks.host_slots import HostSlots
 from penstock.callbacks.hosts import Host
 from penstock.callbacks.receiver import InFlight, Record
 from penstock.callbacks.settings import LaneBounds
 from penstock.core.call_pacer import CallPacer
+from penstock.core.round_robin import RoundRobin
 from penstock.core.target import TargetId
 
 # Targets whose pace is kept after their lane has emptied.
@@ -94,8 +99,8 @@ class Lanes:
         self._hosts = HostSlots(bounds, host_of, servers_of, is_trusted, is_unresponsive)
         self._waiting = 0
         self._lanes: dict[TargetId, _Lane] = {}
-        # Round robin of the lanes that can use a slot.
-        self._round_robin: deque[TargetId] = deque()
+        # The lanes that can use a slot.
+        self._round_robin: RoundRobin[TargetId] = RoundRobin(attrgetter("namespace"))
         # Scheduled lanes with a slot that are set aside while few are free.
         self._short_of_slots: OrderedDict[TargetId, None] = OrderedDict()
         # Heap of (when, target) of the scheduled lanes whose target has no free slot by its rate
@@ -200,7 +205,8 @@ class Lanes:
         for _ in range(min(len(self._short_of_slots), self._free - self._reserve)):
             self._round_robin.append(self._short_of_slots.popitem(last=False)[0])
         if self._hosts:
-            self._round_robin += self._hosts.recall(scarce=self._free <= self._reserve)
+            for target_id in self._hosts.recall(scarce=self._free <= self._reserve):
+                self._round_robin.append(target_id)
         return bool(self._round_robin)
 
     def next_paced_s(self) -> float | None:

@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 # time of the call. The second number bounds the extensions.
 LATE_TIMER_S = 0.25
 MOST_EXTENSIONS = 2
+# Targets that one statement loads: new ones of one namespace delay those of another by it.
+MOST_LOADED = 250
 # Seconds between two searches for overdue callbacks.
 OVERDUE_EVERY_S = 1.0
 # Seconds that the maintenance of targets pauses while PostgreSQL is unavailable.
@@ -115,9 +117,14 @@ class Pipeline:
             secret_cache,
             requeuer,
         )
-        # The queues between the parts; each is read in batches.
-        self._loads = Batcher(self._load)
-        self._claims = Batcher(self._claim, linger_s=ledger.claim_linger_s)
+        # The queues between the parts; each is read in batches. Namespaces take turns before the
+        # call.
+        self._loads = Batcher(self._load, max_size=MOST_LOADED, turn_of=lambda load: load[0].namespace)
+        self._claims = Batcher(
+            self._claim,
+            linger_s=ledger.claim_linger_s,
+            turn_of=lambda in_flight: in_flight.callback.target.namespace,
+        )
         self._ended = Batcher(self._record_outcomes, linger_s=ledger.outcome_linger_s)
         self._postponed = Batcher(self._postpone)
         self._held = Batcher(self._hold)

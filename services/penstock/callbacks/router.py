@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.receiver import InFlight, Record
@@ -21,6 +22,7 @@ from penstock.callbacks.settings import LANE_SIZE, MAX_WAITING, SLOW_TARGET_SLOT
 from penstock.callbacks.target import Target
 from penstock.callbacks.target_cache import TargetCache
 from penstock.core.call_pacer import CallPacer
+from penstock.core.fair_share import most_used
 from penstock.core.offset_tracker import Partition
 from penstock.core.target import HostId, TargetId, host_of
 from penstock.kafka.topology.topics import CALLBACKS_DIVERTED
@@ -32,8 +34,16 @@ STALE_S = 1.0
 POSTPONE_S = 30.0
 
 
-# A slot of the slow pool: the target, the host and the servers that it counts for.
-SlowPlace = tuple[TargetId | HostId | str, ...]
+class _Namespace(NamedTuple):
+    """Counts the slow calls of a namespace."""
+
+    namespace: str
+
+
+# What a slow call counts for: its target, host and namespace, and the servers of the host.
+_SlowKey = TargetId | HostId | _Namespace | str
+# A slot of the slow pool.
+SlowPlace = tuple[_SlowKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,7 @@ class Call:
 
 
 class SlowPool:
-    """A bulkhead for slow calls, bounded in total and per target, host and server.
+    """A bulkhead for slow calls, bounded in total and per target, host, server and namespace.
 
     Args:
         settings: for the bounds.
@@ -102,7 +112,7 @@ class SlowPool:
         self._settings = settings
         self._cache = cache
         self._free = settings.callback_slow_slots
-        self._calls: Counter[TargetId | HostId | str] = Counter()
+        self._calls: Counter[_SlowKey] = Counter()
 
     def __len__(self) -> int:
         return self._settings.callback_slow_slots - self._free
@@ -114,7 +124,8 @@ class SlowPool:
     def enter(self, target_id: TargetId) -> SlowPlace | None:
         """Takes a slot, to be given to `leave`; None when none is free."""
         settings, host = self._settings, self._cache.host_of(target_id)
-        bounds: dict[TargetId | HostId | str, int] = {
+        bounds: dict[_SlowKey, int] = {
+            _Namespace(target_id.namespace): most_used(self._free),
             target_id: SLOW_TARGET_SLOTS,
             host.id: settings.slow_host_slots,
             **dict.fromkeys(self._cache.hosts.servers_of(host), settings.slow_server_slots),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
 from penstock.concurrency.cancellation import own_cancellation
+from penstock.core.round_robin import RoundRobin
 from penstock.errors import Fatal
 
 T = TypeVar("T")
@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 class Batcher(Generic[T]):
     """Collects items and writes them in batches, in the order in which they were added.
+
+    With `turn_of`, items with different keys take turns.
 
     `add` starts a writer, which ends when nothing is left. The batcher stops when `write` raises,
     when `run` is cancelled, and by `stop`: then nothing more is written.
@@ -28,6 +30,7 @@ class Batcher(Generic[T]):
         linger_s: takes the number of items in the batch before; returns how many seconds the next
             one waits for more items. A batch that is full or has an urgent item does not wait.
         writers: batches that are written at the same time.
+        turn_of: an item's key; a burst of one key delays no item of another.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Batcher(Generic[T]):
         size_of: Callable[[T], float] = lambda _item: 1,
         linger_s: Callable[[int], float] | None = None,
         writers: int = 1,
+        turn_of: Callable[[T], Hashable] = lambda _item: None,
     ) -> None:
         # The writer must not belong to the trace of the first item alone.
         self._context = contextvars.copy_context()
@@ -47,7 +51,8 @@ class Batcher(Generic[T]):
         self._linger_s = linger_s
         self._max_writers = writers
         # Items with their sizes.
-        self._waiting: deque[tuple[T, float]] = deque()
+        self._waiting: RoundRobin[tuple[T, float]] = RoundRobin(lambda entry: turn_of(entry[0]))
+        self._count = 0
         self._waiting_size = 0.0
         self._writing = 0
         self._previous = 0
@@ -61,7 +66,7 @@ class Batcher(Generic[T]):
 
     def __len__(self) -> int:
         """Items that are not written yet."""
-        return len(self._waiting) + self._writing
+        return self._count + self._writing
 
     def add(self, item: T, *, urgent: bool = False) -> None:
         """Puts an item into the next batch; an urgent one ends the wait for more.
@@ -73,6 +78,7 @@ class Batcher(Generic[T]):
             raise self._error
         size = self._size_of(item)
         self._waiting.append((item, size))
+        self._count += 1
         self._waiting_size += size
         if urgent:
             self._urgent.set()
@@ -153,11 +159,12 @@ class Batcher(Generic[T]):
         batch: list[T] = []
         batch_size = 0.0
         while self._waiting:
-            item, size = self._waiting[0]
+            item, size = self._waiting.first
             batch_size += size
             if batch and batch_size > self._max_size:
                 break
             self._waiting.popleft()
+            self._count -= 1
             self._waiting_size -= size
             batch.append(item)
         if not self._waiting:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import asyncpg
 import orjson
+import pytest
 from aiohttp import web
 from tests.support.callback_targets import Bench, Target, make_callback
 from tests.support.waiting import wait_until
@@ -176,3 +178,50 @@ async def test_held_callbacks_are_found_and_drained_by_target(platform: Bench, t
         assert (await targets.find_held(pool, None, limit=10)).targets == [beta]
     assert await callback_states(platform, of_acme) == {"pending"}
     assert await callback_states(platform, of_beta) == {"held"}
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["never answered", "answered before"])
+async def test_hanging_addresses_of_a_namespace_leave_slots(
+    platform: Bench, target: Target, answered: bool
+) -> None:
+    """C5, O5: addresses of one namespace hang with more callbacks than there are slots. Another
+    namespace's callbacks arrive meanwhile, and so do their retries. No call ends or counts as
+    slow."""
+    unblocked = asyncio.Event()
+    refused: set[str] = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        if await is_from_acme(request):
+            await unblocked.wait()
+            return web.Response()
+        first = request.headers["webhook-id"] not in refused
+        refused.add(request.headers["webhook-id"])
+        return web.Response(status=500 if first else 200)
+
+    endless = {"callback_slow_s": 300.0, "callback_timeout_s": 300.0, "callback_horizon_s": 600.0}
+    port = target.url.rpartition(":")[2]
+    hosts = itertools.cycle(f"http://127.0.1.{number}:{port}" for number in range(1, 17))
+    # A URL per task, as most platforms have.
+    before, hanging = (
+        [
+            make_callback(f"{next(hosts)}/cb?n={number}", number, type_name=ACME)
+            for number in range(first, first + count)
+        ]
+        for first, count in ((1, 16), (1000, 200))
+    )
+    target.answer = answer
+    async with platform.service(**{**FAST, **endless}, callback_slots=60, callback_host_slots=30):
+        if answered:
+            target.answer = None
+            await platform.enqueue(*before)
+            await wait_until(lambda: have_state(platform, before, "delivered"))
+            target.answer = answer
+        await platform.enqueue(*hanging)
+        most = 52  # seven eighths of the slots
+        await wait_until(lambda: sum(target.under_way.values()) == most)
+        others = make_callbacks(target, BETA, 20, 5000)
+        await platform.enqueue(*others)
+        await wait_until(lambda: have_state(platform, others, "delivered"))
+        assert sum(target.under_way.values()) == most
+        unblocked.set()
+        await wait_until(lambda: have_state(platform, hanging, "delivered"))

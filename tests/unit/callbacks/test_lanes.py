@@ -14,6 +14,7 @@ from penstock.callbacks.receiver import InFlight
 from penstock.callbacks.settings import CallbacksSettings, LaneBounds
 from penstock.contracts.event import Callback
 from penstock.core.call_pacer import CallPacer
+from penstock.core.fair_share import most_used
 from penstock.core.target import TargetId
 
 # Two addresses, each as two namespaces call it.
@@ -211,7 +212,14 @@ class LanesMachine(RuleBasedStateMachine):
             if not self.inside[target] or self.held(target) >= self.target_slots:
                 continue
             full = not free or (self.held(target) and free <= int(self.slots / 4))
-            assert full or (target in self.unresponsive and unresponsive >= self.unresponsive_slots)
+            namespace = [other for other in TARGETS if other.namespace == target.namespace]
+            full |= sum(map(self.held, namespace)) >= most_used(free)
+            unresponsive_here = sum(sum(self.charged[other]) for other in namespace)
+            unresponsive_free = self.unresponsive_slots - unresponsive
+            full |= target in self.unresponsive and (
+                not unresponsive_free or unresponsive_here >= most_used(unresponsive_free)
+            )
+            assert full
 
 
 TestLanes = LanesMachine.TestCase
@@ -624,3 +632,58 @@ def test_lanes_of_a_host_that_leave_give_way():
     lanes.take_waiting(lambda item: item.callback.id != "m19")
     call(lanes, first, 1.0)
     assert [item.callback.id for item in lanes.admit()] == ["m19"]
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_no_namespace_takes_all_slots(trusted):
+    """C5, O5: however many addresses a namespace calls, the next one finds slots at once."""
+    hosts = Hosts(CallbacksSettings())
+    lanes = lanes_of(500, 8, host_slots=200, untrusted_slots=16, server_slots=62, host_of=hosts.of)
+    for number in range(3000):
+        target = TargetId("acme", f"http://192.0.2.{number % 64}/cb?n={number}")
+        hosts.of(target).trusted = trusted
+        lanes.put(waiting(f"a{number}", target))
+    assert len(lanes.admit()) == lanes.slots_in_use == 437
+    for name in ("beta", "gamma"):
+        others = [waiting(f"{name}{n}", TargetId(name, f"http://198.51.100.1/{n}")) for n in range(8)]
+        for item in others:
+            lanes.put(item)
+        assert lanes.admit() == others
+
+
+def test_unresponsive_targets_of_a_namespace_leave_a_slot():
+    """C5, O5: probes of another namespace's target begin although one namespace's addresses
+    hang."""
+    settings = CallbacksSettings()
+    hosts = Hosts(settings)
+    lanes = Lanes(
+        settings.diverted_lane_bounds,
+        host_of=hosts.of,
+        servers_of=hosts.servers_of,
+        is_unresponsive=lambda _target: True,
+    )
+    for number in range(16):
+        lanes.put(waiting(f"a{number}", TargetId("acme", f"http://192.0.2.{number}/")))
+    assert len(lanes.admit()) == 2
+    probe = waiting("b", TargetId("beta", "http://198.51.100.1/"))
+    lanes.put(probe)
+    assert lanes.admit() == [probe]
+
+
+def test_namespaces_share_the_slots():
+    """C5, O5: a backlog of one namespace delays no callback of another, and both soon have as many
+    calls under way."""
+    lanes = lanes_of(8, 1)
+    for number in range(1000):
+        lanes.put(waiting(f"a{number}", TargetId("acme", f"http://192.0.2.1/{number}")))
+    under_way = lanes.admit()
+    other = waiting("b", TargetId("beta", "http://192.0.2.2/"))
+    lanes.put(other)
+    assert lanes.admit() == [other]
+    for number in range(10):
+        lanes.put(waiting(f"b{number}", TargetId("beta", f"http://192.0.2.2/{number}")))
+    for _ in range(10):
+        call(lanes, under_way.pop(0), 0.01)
+        under_way += lanes.admit()
+    used = Counter(item.callback.target.namespace for item in [*under_way, other])
+    assert set(used.values()) <= {3, 4}, used

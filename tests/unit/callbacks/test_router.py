@@ -14,7 +14,7 @@ def pool_of(slots: int) -> SlowPool:
 
 def test_the_slow_pool_is_bounded_in_total_and_per_target() -> None:
     """C7a: a call that finds no room keeps its slot in the lane."""
-    pool = pool_of(9)
+    pool = pool_of(10)
     a, b = TargetId("n", "http://a/"), TargetId("n", "http://b/")
     first, *others = [pool.enter(a) for _ in range(SLOW_TARGET_SLOTS)]
     assert first
@@ -35,3 +35,11 @@ def test_the_slow_pool_is_bounded_per_host_and_per_server() -> None:
     assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.1/{n}"))) for n in range(100)) == 25
     assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.1:{n}/"))) for n in range(1, 100)) == 25
     assert sum(bool(pool.enter(TargetId("n", f"http://192.0.2.{n}/"))) for n in range(2, 100)) == 98
+
+
+def test_the_slow_pool_is_bounded_per_namespace() -> None:
+    """C5, O5: slow calls of one namespace leave places for the next."""
+    pool = pool_of(200)
+    assert sum(bool(pool.enter(TargetId("acme", f"http://192.0.2.{n}/"))) for n in range(250)) == 175
+    assert sum(bool(pool.enter(TargetId("beta", f"http://198.51.100.{n}/"))) for n in range(250)) == 21
+    assert pool.enter(TargetId("gamma", "http://203.0.113.1/"))

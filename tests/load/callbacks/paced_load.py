@@ -9,6 +9,7 @@ in production, and here it would use a share of two cores.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
 import time
@@ -34,6 +35,8 @@ from tests.support.waiting import wait_until
 LONG = bool(os.environ.get("PENSTOCK_LOAD_LONG"))
 # Records are written this often while a load is paced, in seconds.
 TICK_S = 0.02
+# For URLs that no other callback has.
+_NUMBERS = itertools.count()
 # Rows of one commit, and the seconds until the service may publish their callbacks again.
 ROWS, HORIZON_S = 2000, 900.0
 
@@ -107,16 +110,19 @@ class Stream:
     Attributes:
         urls: the targets.
         rate: callbacks per second for each target.
+        unique: whether each callback has a URL of its own, which differs in its query.
     """
 
     urls: Sequence[str]
     rate: float
+    unique: bool = False
 
     def schedule(self, seconds: float) -> Iterable[tuple[float, str]]:
         for at, url in enumerate(self.urls):
             phase_s = at / len(self.urls) / self.rate
             for number in range(int(seconds * self.rate)):
-                yield phase_s + number / self.rate, url
+                query = f"?n={next(_NUMBERS)}" if self.unique else ""
+                yield phase_s + number / self.rate, url + query
 
 
 @dataclass

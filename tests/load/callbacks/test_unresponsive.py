@@ -65,18 +65,44 @@ async def test_unresponsive_targets_do_not_slow_down_their_partition(
     assert generations == 1
 
 
+@pytest.mark.skipif(not LONG, reason="integration/callbacks/test_hosts shows the same without the load")
+async def test_a_url_per_callback_bounds_hosts_that_hang(
+    platform: Bench, targets: Targets, load: Load, tmp_path: Path
+) -> None:
+    """C5: the same holds when each callback has a URL of its own: 200 a second to five hosts that
+    hang are bounded by their hosts, and most are held."""
+    healthy = targets.urls("healthy", 20, hosts=20)
+    # On addresses of their own, from 127.0.0.51 on.
+    unresponsive = [
+        [url.replace("//127.0.0.", f"//127.0.0.{n + 5}") for url in targets.urls(f"hang{n}", 5, hosts=5)]
+        for n in range(ROUNDS)
+    ]
+    async with platform.process(tmp_path, **SETTINGS):
+        found = await compare(platform, targets, load, healthy, unresponsive, unique_rate=200 if LONG else 60)
+    hung = sum("/hang" in url for url in load.url.values())
+    called = sum(len(calls) for path, calls in targets.calls.items() if path.startswith("/hang"))
+    RUN.note("1, a URL each", **found, of_hung=hung, called=called)
+    # Sixteen slots of each host, its share of the slow pool, and probes.
+    assert 5 * 8 <= called <= ROUNDS * 5 * (16 + 25 + 10)
+
+
 async def compare(
-    platform: Bench, targets: Targets, load: Load, healthy: list[str], unresponsive: list[list[str]]
+    platform: Bench,
+    targets: Targets,
+    load: Load,
+    healthy: list[str],
+    unresponsive: list[list[str]],
+    unique_rate: float = 0.0,
 ) -> dict[str, object]:
     """Runs the load of healthy targets alone and with unresponsive targets, in turn; returns the
-    results.
+    results. With `unique_rate`, each callback has a URL of its own, and so many per second hang.
 
     Compares the first half with unresponsive targets separately: before the service has
     diverted them.
     """
     behaviours = {f"hang{n}": {"kind": "hang"} for n in range(len(unresponsive))}
     await targets.behave(healthy={"after_s": 0.02}, **behaviours)
-    stream = Stream(healthy, CALLS / len(healthy))
+    stream = Stream(healthy, CALLS / len(healthy), unique=bool(unique_rate))
     # The first call of each target loads it, opens a connection and warms up the broker.
     warm_up = await load.pace(max(5.0, 1 / stream.rate), stream)
     await wait_until(lambda: arrived(targets, warm_up))
@@ -88,25 +114,27 @@ async def compare(
         undisturbed = await load.pace(2 * SECONDS, stream)
         # Earlier callbacks must have arrived, since the next measurement would wait for them.
         await wait_until(lambda ids=undisturbed: arrived(targets, ids))
-        disturbed = await load.pace(2 * SECONDS, stream, Stream(urls, 2.0))
+        rate = unique_rate / len(urls) or 2.0
+        disturbed = await load.pace(2 * SECONDS, stream, Stream(urls, rate, stream.unique))
         disturbed = {name for name in disturbed if "/healthy/" in load.url[name]}
         await wait_until(lambda ids=disturbed: arrived(targets, ids))
         alone.append(load.latencies(targets, undisturbed))
         for found, ids in zip((first, later), load.halves(disturbed), strict=True):
             found.append(load.latencies(targets, ids))
-        diverted_after_s.append(await _diverted_after_s(platform, targets, f"hang{number}"))
+        if not unique_rate:
+            diverted_after_s.append(await _diverted_after_s(platform, targets, f"hang{number}"))
     found = {
         "healthy_calls_a_second": CALLS,
         "alone_p99_ms": [p99(found) for found in alone],
         f"first_{SECONDS}_s_of_unresponsive_ones_p99_ms": [p99(found) for found in first],
         f"next_{SECONDS}_s_p99_ms": [p99(found) for found in later],
-        "diverted_after_the_tenth_slow_call_s_at_most": round(max(diverted_after_s), 2),
+        "diverted_after_the_tenth_slow_call_s_at_most": round(max(diverted_after_s, default=0.0), 2),
         "load_late_by_s": round(load.behind_s, 2),
     }
     print(found)
     assert not slowdown(first, alone)
     assert not slowdown(later, alone)
-    assert max(diverted_after_s) <= 10
+    assert max(diverted_after_s, default=0.0) <= 10
     return found
 
 

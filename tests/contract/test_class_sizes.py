@@ -13,7 +13,6 @@ import penstock
 LIMIT = 200
 LONGER = {
     "callbacks.lanes.Lanes": 315,
-    "callbacks.pipeline.Pipeline": 341,
     "callbacks.router.Router": 228,
     "callbacks.settings.CallbacksSettings": 221,
     "callbacks.target_cache.TargetCache": 337,

@@ -1,15 +1,15 @@
 """The callbacks service: calls targets on transitions of tasks until delivered or dead.
 
-A record on `callbacks` is one event for one target. It moves through the service in one direction
-(`pipeline`):
+A record on `callbacks` is one event for one target. It moves through three stages (`pipeline`):
 
-1. `receiver` decodes it, and `target_store` loads its target into `target_cache`.
-2. `router` puts the callback into a lane of its path (`lanes`), holds it, or postpones it.
-3. `ledger` claims the attempt: it records the attempt's number, and Kafka's record is acknowledged.
-4. `caller` signs the callback with the keys that `secret_cache` finds (`signing`), and calls the
-   target within the limits of `egress`; a slow call moves to the slow pool (`router`).
-5. `outcomes` decides by `core.delivery`, and `ledger` records the outcome together with its result,
-   which `results` publishes.
+1. `intake`: the `receiver` decodes it, and `target_store` loads its target into `target_cache`.
+2. `turn`: the `router` puts the callback into a lane of its path (`lanes`), holds it, or postpones
+   it. The `ledger` claims the attempt: it records the attempt's number, and Kafka's record is
+   acknowledged. The `caller` signs the callback with the keys that `secret_cache` finds
+   (`signing`), and calls the target within the limits of `egress`. A slow call moves to the slow
+   pool (`router`). `outcomes` decides by `core.delivery`.
+3. `recorder`: the `ledger` records the outcome together with its result, which `results` publishes,
+   or that the callback is held or postponed.
 
 A callback that is to be retried waits in PostgreSQL until the `requeuer` publishes its record
 again, on `callbacks.diverted`. That path has its own small pool of slots.

@@ -99,7 +99,6 @@ class Lanes:
         self._hosts = HostSlots(bounds, host_of, servers_of, is_trusted, is_unresponsive)
         self._waiting = 0
         self._lanes: dict[TargetId, _Lane] = {}
-        # The lanes that can use a slot.
         self._round_robin: RoundRobin[TargetId] = RoundRobin(attrgetter("namespace"))
         # Scheduled lanes with a slot that are set aside while few are free.
         self._short_of_slots: OrderedDict[TargetId, None] = OrderedDict()

@@ -10,7 +10,7 @@ from penstock import metrics
 from penstock.callbacks.lanes import Lanes
 from penstock.callbacks.ledger import Ledger
 from penstock.callbacks.requeuer import Drainer, Requeuer
-from penstock.callbacks.router import Router, SlowPool
+from penstock.callbacks.router import Router
 from penstock.callbacks.secret_cache import SecretCache
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.callbacks.target_cache import TargetCache
@@ -60,8 +60,7 @@ class Metrics:
 
     Args:
         settings: for the sizes of pools.
-        router: has the lanes of both paths.
-        slow_pool: has the slow calls.
+        router: has the lanes of both paths, and the slow calls.
         ledger: counts held callbacks.
         cache: has the state of the targets.
         drainer: counts drained callbacks.
@@ -73,7 +72,6 @@ class Metrics:
         self,
         settings: CallbacksSettings,
         router: Router,
-        slow_pool: SlowPool,
         ledger: Ledger,
         cache: TargetCache,
         drainer: Drainer,
@@ -82,7 +80,7 @@ class Metrics:
     ) -> None:
         self._settings = settings
         self._lanes = {"normal": router.normal, "diverted": router.diverted}
-        self._slow_pool = slow_pool
+        self._slow_pool = router.slow_pool
         self._ledger = ledger
         self._cache = cache
         self._drainer = drainer

@@ -156,6 +156,7 @@ class Router:
     Attributes:
         normal: the lanes of the normal path.
         diverted: the lanes of the diverted path: retries, and abnormal targets.
+        slow_pool: the slow calls.
     """
 
     def __init__(
@@ -176,6 +177,7 @@ class Router:
         self.normal = lanes(settings.lane_bounds)
         self.diverted = lanes(settings.diverted_lane_bounds, max_rate=cache.drain_rate_of)
         self._both = (self.normal, self.diverted)
+        self.slow_pool = SlowPool(settings, cache)
 
     def lanes_of(self, record: Record) -> Lanes:
         """The lanes of the path on which a record arrived."""
@@ -187,8 +189,9 @@ class Router:
         return LANE_SIZE - self.diverted.waiting
 
     def has(self, target_id: TargetId) -> bool:
-        """Whether callbacks of a target wait here or use a slot."""
-        return any(lanes.waiting_for(target_id) or lanes.slots_of(target_id) for lanes in self._both)
+        """Whether callbacks of a target wait here or are called."""
+        lanes = any(lanes.waiting_for(target_id) or lanes.slots_of(target_id) for lanes in self._both)
+        return lanes or self.slow_pool.calls_to(target_id) > 0
 
     def route(self, in_flight: InFlight, target: Target, now_s: float) -> list[Deferral]:
         """Queues a received callback, or defers it; returns all callbacks that leave."""
@@ -211,14 +214,11 @@ class Router:
         ):
             # Callbacks of slow targets must not block the reading of records for others.
             return [self._postponed(in_flight)]
-        self._put(in_flight, now_s)
+        self.put(in_flight, now_s)
         return self.take_excess(lanes, target_id)
 
-    def requeue(self, in_flight: InFlight, now_s: float) -> None:
-        """Queues a callback that was held behind others of its target."""
-        self._put(in_flight, now_s)
-
-    def _put(self, in_flight: InFlight, now_s: float) -> None:
+    def put(self, in_flight: InFlight, now_s: float) -> None:
+        """Queues a callback in any case."""
         superseded = self.lanes_of(in_flight.record).put(in_flight, now_s)
         if superseded is not None:
             superseded.settle()

@@ -45,7 +45,7 @@ async def test_the_metrics_of_both_paths_match_the_calls(platform: Bench, target
         "callback_timeout_s": 60.0,
         "callback_horizon_s": 200.0,
         "stall_timeout_s": 200.0,
-        "callback_slow_slots": 2,
+        "callback_slow_slots": 3,
         "callback_target_slots": 4,
         "callback_abnormal_count": 3,
         "callback_calm_s": 0.0,
@@ -62,14 +62,14 @@ async def test_the_metrics_of_both_paths_match_the_calls(platform: Bench, target
 
         async def find_held() -> Scraped | None:
             metrics_found = await scrape(port)
-            # Two calls fill the slow pool, so the target's other calls keep their slots.
+            # One namespace may have two calls in the slow pool; the others keep their slots.
             slow = metrics_found["penstock_callback_slots_used", "slow"] == 2
             return metrics_found if slow and metrics_found["penstock_callback_held_total",] >= 4 else None
 
         during = await wait_until(find_held)
         assert during["penstock_callback_targets", "abnormal"] == 1
         assert during["penstock_callback_targets", "normal"] == 2
-        assert during["penstock_callback_slots", "slow"] == 2
+        assert during["penstock_callback_slots", "slow"] == 3
         assert during["penstock_callback_slots_used", "normal"] >= 1
         assert during["penstock_callback_self_check",] == 0
         assert during["penstock_callback_calls_total", "delivered", "normal"] == 3

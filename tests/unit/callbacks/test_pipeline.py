@@ -79,7 +79,7 @@ async def test_only_a_request_counts(result: CallResult, trusted: bool, state: s
     )
     ended: list[EndedAttempt] = []
     recorder: Any = SimpleNamespace(add=ended.append)
-    pipeline._ended = recorder
+    pipeline._recorder._ended = recorder
     cache, lanes = pipeline._cache, pipeline._router.diverted
     cache.assign([0])
     health = HealthSnapshot(count=SETTINGS.callback_abnormal_count, slow_at_s=0.0, abnormal=True)
@@ -92,7 +92,7 @@ async def test_only_a_request_counts(result: CallResult, trusted: bool, state: s
     lanes.put(in_flight)
     assert lanes.admit() == [in_flight]
     assert lanes.start(in_flight)
-    await pipeline._call(Call(in_flight, lanes, in_self_check=False))
+    await pipeline._turn._call(Call(in_flight, lanes, in_self_check=False))
     assert (target.trusted, host.trusted) == (trusted, trusted)
     assert (target.unresponsive, host.unresponsive) == (not trusted, not trusted)
     assert cache.is_abnormal(target) is not trusted

@@ -1,6 +1,6 @@
 """Moves callbacks through the service, in one direction and in three stages.
 
-`intake` → `turn` → `recorder`. Each stage has queues of its own, and knows the next one only. The
+`intake` → `turn` → `recorder`. Each stage has queues of its own, and knows later ones only. The
 pipeline makes the stages and keeps the targets up to date for all of them.
 """
 

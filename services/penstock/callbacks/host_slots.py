@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from penstock.callbacks.hosts import Host
 from penstock.callbacks.settings import LaneBounds
-from penstock.core.fair_share import most_used
+from penstock.core.fair_share import most_used, room_left
 from penstock.core.target import HostId, TargetId
 
 
@@ -157,14 +157,19 @@ class HostSlots:
         recalled = [
             target_id
             for target_id in self._ended
-            if self._is_trusted(target_id) or self._key_of_aside[target_id] is _UNRESPONSIVE
+            if self._is_trusted(target_id)
+            or self._key_of_aside[target_id]
+            in (_UNRESPONSIVE, _Namespace(target_id.namespace, unresponsive=True))
         ]
         self._ended.clear()
         for target_id in recalled:
             self.drop(target_id)
         for key in list(self._freed):
             lanes = self._aside[key]
-            room = self._most(key, next(iter(lanes.values())), scarce=scarce) - self._used[key]
+            if isinstance(key, _Namespace):
+                room = room_left(self._free_for(key), self._used[key])
+            else:
+                room = self._most(key, next(iter(lanes.values())), scarce=scarce) - self._used[key]
             if room <= 0:
                 del self._freed[key]
             for target_id in list(islice(lanes, max(room, 0))):
@@ -194,7 +199,11 @@ class HostSlots:
         if key is _UNRESPONSIVE:
             return bounds.unresponsive_slots
         if isinstance(key, _Namespace):
-            unresponsive_free = bounds.unresponsive_slots - self._used[_UNRESPONSIVE]
-            return most_used(unresponsive_free if key.unresponsive else self._free)
+            return most_used(self._free_for(key))
         trusted = host.trusted or isinstance(key, _TrustedTargets)
         return max(bounds.host_slots, ahead) if trusted and not scarce else bounds.untrusted_slots
+
+    def _free_for(self, key: _Namespace) -> int:
+        """Free slots of the pool that a namespace shares with others."""
+        unresponsive_free = self._bounds.unresponsive_slots - self._used[_UNRESPONSIVE]
+        return unresponsive_free if key.unresponsive else self._free

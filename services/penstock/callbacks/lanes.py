@@ -173,7 +173,6 @@ class Lanes:
                 lane.scheduled = False
                 self._schedule(target_id, lane)
         admitted: list[InFlight] = []
-        self._recall()
         while self._free and (self._round_robin or self._recall()):
             target_id = self._round_robin.popleft()
             lane = self._lanes[target_id]
@@ -277,6 +276,7 @@ class Lanes:
             # Only lanes with a slot are set aside for lack of slots.
             del self._short_of_slots[target_id]
             lane.scheduled = False
+        self._recall()  # Before this lane, which would take the slot again and again.
         self._schedule(target_id, lane)
 
     def take_excess(self, target_id: TargetId) -> list[InFlight]:

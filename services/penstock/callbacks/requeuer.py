@@ -21,6 +21,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 import asyncpg
 from aiokafka import AIOKafkaProducer
@@ -46,6 +47,8 @@ from penstock.process import run_all
 
 log = logging.getLogger(__name__)
 
+# Targets that one pass of the `Drainer` looks at.
+SCANNED = 1_000
 # The requeuer's name in metrics.
 LOOP = "requeuer"
 ROWS_PER_BATCH = 500
@@ -87,12 +90,41 @@ class Drainer:
             PostgresUnavailable: perhaps nothing was drained; the targets are found again by a
                 search.
         """
+        cache = self._cache
+        scanned, wanted = self._wanted(now_s)
+        if len(cache.held) > SCANNED:
+            # The next time others are looked at.
+            for target_id in scanned:
+                del cache.held[target_id]
+            cache.mark_held(scanned)
+        if not wanted:
+            return False
+        # Before the statement: a callback that is held while it runs marks its target again.
+        for target_id in wanted:
+            cache.held.pop(target_id, None)
+        queued = {
+            target_id
+            for target_id in wanted
+            if target_id in cache.queued
+            and (target := cache.peek(target_id))
+            and not cache.is_abnormal(target)
+        }
+        drained = await callbacks.drain_held(self._pool, wanted, queued)
+        self.drained += sum(drained.values())
+        # A target that had as many as wanted may have more; it goes behind the other targets.
+        cache.mark_held(target_id for target_id, most in wanted.items() if drained.get(target_id, 0) >= most)
+        return bool(drained)
+
+    def _wanted(self, now_s: float) -> tuple[list[TargetId], dict[TargetId, int]]:
+        """The targets that were looked at, and how many callbacks some of them receive."""
         cache, room = self._cache, self._router.drain_room
         wanted: dict[TargetId, int] = {}
         hosts: dict[HostId, int] = {}
-        for target_id in cache.held:
+        # A host that hangs may have thousands of targets: only some of them at a time.
+        scanned = list(islice(cache.held, SCANNED))
+        for target_id in scanned:
             target = cache.peek(target_id)
-            if target is None or target.disabled:
+            if target is None or target.disabled or hosts.get(target.host.id) == 0:
                 continue
             if room <= 0:
                 break
@@ -110,23 +142,7 @@ class Drainer:
             if allowed:
                 wanted[target_id] = allowed
                 room -= allowed
-        if not wanted:
-            return False
-        # Before the statement: a callback that is held while it runs marks its target again.
-        for target_id in wanted:
-            del cache.held[target_id]
-        queued = {
-            target_id
-            for target_id in wanted
-            if target_id in cache.queued
-            and (target := cache.peek(target_id))
-            and not cache.is_abnormal(target)
-        }
-        drained = await callbacks.drain_held(self._pool, wanted, queued)
-        self.drained += sum(drained.values())
-        # A target that had as many as wanted may have more; it goes behind the other targets.
-        cache.mark_held(target_id for target_id, most in wanted.items() if drained.get(target_id, 0) >= most)
-        return bool(drained)
+        return scanned, wanted
 
 
 class _Held:

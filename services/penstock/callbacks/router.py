@@ -24,7 +24,7 @@ from penstock.callbacks.target_cache import TargetCache
 from penstock.core.call_pacer import CallPacer
 from penstock.core.fair_share import most_used
 from penstock.core.offset_tracker import Partition
-from penstock.core.target import HostId, TargetId, host_of
+from penstock.core.target import HostId, TargetId
 from penstock.kafka.topology.topics import CALLBACKS_DIVERTED
 
 # An attempt that was claimed ahead and could not be called within so many seconds is not made: its
@@ -40,8 +40,14 @@ class _Namespace(NamedTuple):
     namespace: str
 
 
+class _Host(NamedTuple):
+    """Counts the slow calls of a host. Its id alone may equal a target's."""
+
+    id: HostId
+
+
 # What a slow call counts for: its target, host and namespace, and the servers of the host.
-_SlowKey = TargetId | HostId | _Namespace | str
+_SlowKey = TargetId | _Host | _Namespace | str
 # A slot of the slow pool.
 SlowPlace = tuple[_SlowKey, ...]
 
@@ -127,7 +133,7 @@ class SlowPool:
         bounds: dict[_SlowKey, int] = {
             _Namespace(target_id.namespace): most_used(self._free),
             target_id: SLOW_TARGET_SLOTS,
-            host.id: settings.slow_host_slots,
+            _Host(host.id): settings.slow_host_slots,
             **dict.fromkeys(self._cache.hosts.servers_of(host), settings.slow_server_slots),
         }
         if not self._free or any(self._calls[key] >= most for key, most in bounds.items()):
@@ -335,7 +341,7 @@ class Router:
         return [
             deferral
             for target_id in {target_id for lanes in self._both for target_id in lanes.targets()}
-            if host_of(target_id) == host_id
+            if self._cache.host_of(target_id).id == host_id
             for deferral in self.hold_all(target_id)
         ]
 

@@ -14,6 +14,16 @@ from __future__ import annotations
 _MULTIPLE = 7
 
 
+def room_left(free: int, used: int) -> int:
+    """How many more places a tenant may take, one after the other.
+
+    Args:
+        free: places that nobody uses.
+        used: places that the tenant uses.
+    """
+    return max((_MULTIPLE * free - used) // (_MULTIPLE + 1), int(not used and free > 0))
+
+
 def most_used(free: int) -> int:
     """How many places a tenant may use, including the one that it asks for; at least one.
 

@@ -687,3 +687,19 @@ def test_namespaces_share_the_slots():
         under_way += lanes.admit()
     used = Counter(item.callback.target.namespace for item in [*under_way, other])
     assert set(used.values()) <= {3, 4}, used
+
+
+def test_lanes_of_a_namespace_take_turns_at_its_bound():
+    """C5: a target that uses a slot does not keep it while others of its namespace wait."""
+    lanes = lanes_of(5, 1)
+    for number in range(18):
+        lanes.put(waiting(f"m{number}", TargetId("acme", f"http://t{number % 6}/")))
+    under_way, order = lanes.admit(), []
+    assert len(under_way) == 4
+    while under_way:
+        item = under_way.pop(0)
+        order.append(item.callback.target.url)
+        call(lanes, item, 0.01)
+        under_way += lanes.admit()
+    assert len(order) == 18
+    assert len(set(order[:6])) == 6, order

@@ -62,8 +62,8 @@ log = logging.getLogger(__name__)
 COMMIT_EVERY_S = 0.5
 # How long a drain waits for records in flight; `penstock.process` ends the process a little later.
 DRAIN_S = 30.0
-# Faust stops in 0.2 s, or hangs.
-STOP_S = 15.0
+# Faust stops in 0.2 s. A consumer that cannot leave its group takes up to 15 s.
+STOP_S = 20.0
 # A commit before a rebalance or a stop only saves repeats, so it must not delay them.
 LAST_COMMIT_S = 2.0
 

@@ -101,13 +101,13 @@ def answering(*statuses: int, **headers: str) -> Answer:
 
 
 @asynccontextmanager
-async def target_server() -> AsyncIterator[Target]:
+async def target_server(address: str = "127.0.0.1") -> AsyncIterator[Target]:
     target = Target()
     app = web.Application()
     app.router.add_post("/{path:.*}", target.handle)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "0.0.0.0", 0)
+    site = web.TCPSite(runner, address, 0)
     await site.start()
     target.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     try:

@@ -46,7 +46,7 @@ class _Host(NamedTuple):
     id: HostId
 
 
-# What a slow call counts for: its target, host and namespace, and the servers of the host.
+# A slow call counts for its target, host and namespace, and the servers of the host.
 _SlowKey = TargetId | _Host | _Namespace | str
 # A slot of the slow pool.
 SlowPlace = tuple[_SlowKey, ...]

@@ -18,7 +18,7 @@ def room_left(free: int, used: int) -> int:
     """How many more places a tenant may take, one after the other.
 
     Args:
-        free: places that nobody uses.
+        free: places in use by no tenant.
         used: places that the tenant uses.
     """
     return max((_MULTIPLE * free - used) // (_MULTIPLE + 1), int(not used and free > 0))
@@ -28,6 +28,6 @@ def most_used(free: int) -> int:
     """How many places a tenant may use, including the one that it asks for; at least one.
 
     Args:
-        free: places that nobody uses, before it takes one.
+        free: places in use by no tenant, before it takes one.
     """
     return max(1, _MULTIPLE * (free - 1))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 
 import asyncpg
 import orjson
 import pytest
 from aiohttp import web
-from tests.support.callback_targets import Bench, Target, make_callback
+from tests.support.callback_targets import Bench, Target, make_callback, target_server
 from tests.support.waiting import wait_until
 
 from penstock.contracts.event import Callback
@@ -180,9 +181,16 @@ async def test_held_callbacks_are_found_and_drained_by_target(platform: Bench, t
     assert await callback_states(platform, of_beta) == {"held"}
 
 
+@pytest.fixture
+async def everywhere() -> AsyncIterator[Target]:
+    """Targets on all addresses of this machine, each of them a server of its own."""
+    async with target_server("0.0.0.0") as target:
+        yield target
+
+
 @pytest.mark.parametrize("answered", [False, True], ids=["never answered", "answered before"])
 async def test_hanging_addresses_of_a_namespace_leave_slots(
-    platform: Bench, target: Target, answered: bool
+    platform: Bench, everywhere: Target, answered: bool
 ) -> None:
     """C5, O5: addresses of one namespace hang with more callbacks than there are slots. Another
     namespace's callbacks arrive meanwhile, and so do their retries. No call ends or counts as
@@ -199,7 +207,7 @@ async def test_hanging_addresses_of_a_namespace_leave_slots(
         return web.Response(status=500 if first else 200)
 
     endless = {"callback_slow_s": 300.0, "callback_timeout_s": 300.0, "callback_horizon_s": 600.0}
-    port = target.url.rpartition(":")[2]
+    port = everywhere.url.rpartition(":")[2]
     hosts = itertools.cycle(f"http://127.0.1.{number}:{port}" for number in range(1, 17))
     # A URL per task, as most platforms have.
     before, hanging = (
@@ -209,19 +217,20 @@ async def test_hanging_addresses_of_a_namespace_leave_slots(
         ]
         for first, count in ((1, 16), (1000, 200))
     )
-    target.answer = answer
-    async with platform.service(**{**FAST, **endless}, callback_slots=60, callback_host_slots=30):
+    everywhere.answer = answer
+    slots = {"callback_slots": 60, "callback_host_slots": 30}
+    async with platform.service(**{**FAST, **endless, **slots}):
         if answered:
-            target.answer = None
+            everywhere.answer = None
             await platform.enqueue(*before)
             await wait_until(lambda: have_state(platform, before, "delivered"))
-            target.answer = answer
+            everywhere.answer = answer
         await platform.enqueue(*hanging)
         most = 52  # seven eighths of the slots
-        await wait_until(lambda: sum(target.under_way.values()) == most)
-        others = make_callbacks(target, BETA, 20, 5000)
+        await wait_until(lambda: sum(everywhere.under_way.values()) == most)
+        others = make_callbacks(everywhere, BETA, 20, 5000)
         await platform.enqueue(*others)
         await wait_until(lambda: have_state(platform, others, "delivered"))
-        assert sum(target.under_way.values()) == most
+        assert sum(everywhere.under_way.values()) == most
         unblocked.set()
         await wait_until(lambda: have_state(platform, hanging, "delivered"))

@@ -689,7 +689,7 @@ def test_namespaces_share_the_slots():
     assert set(used.values()) <= {3, 4}, used
 
 
-def test_lanes_of_a_namespace_take_turns_at_its_bound():
+def test_lanes_of_a_namespace_share_its_slots_in_turn():
     """C5: a target that uses a slot does not keep it while others of its namespace wait."""
     lanes = lanes_of(5, 1)
     for number in range(18):

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, get_type_hints
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote
 
+from penstock.core.connection_url import split_url
 from penstock.core.hosts import hosts_fault
 from penstock.discovery import local_environment
 from penstock.errors import SettingsError
@@ -415,7 +416,7 @@ def _password(file: str) -> str:
 def with_password(url: str, password: str) -> str:
     """Adds a password to a connection URL that has none; returns an invalid URL unchanged."""
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
         # Up to the last @, since an unescaped password may contain one.
         has_one = ":" in parts.netloc.rpartition("@")[0] or "password" in parse_qs(parts.query)
     except ValueError:

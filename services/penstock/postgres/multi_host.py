@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, urlencode
 
 import asyncpg
+
+from penstock.core.connection_url import split_url
 
 # Errors of one server, after which the next is tried. Any other error would be the same at every
 # server.
@@ -25,7 +27,7 @@ def servers_of(dsn: str) -> Sequence[str]:
     With `prefer-standby` each is there twice: all as standbys, then all in any role.
     """
     try:
-        parts = urlsplit(dsn)
+        parts = split_url(dsn)
         user, at, named = parts.netloc.rpartition("@")
         hosts = [host for host in named.split(",") if host]
         # As the driver does: hosts before the path override those of the query.
@@ -65,7 +67,7 @@ def _with(parts: SplitResult, **changed: str) -> SplitResult:
 
 
 def _wanted(dsn: str) -> str:
-    return parse_qs(urlsplit(dsn).query).get("target_session_attrs", ["any"])[-1]
+    return parse_qs(split_url(dsn).query).get("target_session_attrs", ["any"])[-1]
 
 
 class MultiHostConnector:

@@ -134,9 +134,10 @@ class Turn:
             self._recorder.defer(self._router.take_overdue(self._loop.time()))
 
     async def _claim(self, batch: Sequence[InFlight]) -> None:
-        # After an outage of PostgreSQL the requeuer may publish callbacks whose outcomes wait here.
+        # After an outage of PostgreSQL the requeuer may publish callbacks whose outcomes wait.
+        ended = [in_flight for in_flight in batch if in_flight.callback.id in self._recorder]
         claimed = await self._attempts.claim([one for one in batch if one.callback.id not in self._recorder])
-        claimed.refused.extend(one for one in batch if one.callback.id in self._recorder)
+        claimed.refused.extend(ended)  # As they were before the statement: each slot is freed once.
         self._cache.mark_held(claimed.held_targets)
         if claimed.requeued:
             await self._recorder.notify_due()

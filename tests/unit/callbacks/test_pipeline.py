@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from penstock.callbacks.caller import CallResult
 from penstock.callbacks.hosts import Hosts
-from penstock.callbacks.ledger import EndedAttempt
+from penstock.callbacks.ledger import Claimed, EndedAttempt
 from penstock.callbacks.outcomes import SECRET_RETRY_S
 from penstock.callbacks.pipeline import Pipeline
 from penstock.callbacks.receiver import InFlight
@@ -46,6 +46,49 @@ class Caller:
         return self.result
 
 
+def pipeline_of(caller: Any, hosts: Hosts) -> Pipeline:
+    """A pipeline without servers."""
+    secrets: Any = SimpleNamespace(prepare=done)
+    unused: Any = None
+    return Pipeline(
+        SETTINGS,
+        unused,
+        caller,
+        unused,
+        unused,
+        hosts,
+        secrets,
+        owner="o",
+        partition_of=lambda _url: 0,
+        random_share=lambda: 0.5,
+    )
+
+
+async def done(_argument: object) -> None:
+    """Nothing to do."""
+
+
+@pytest.mark.parametrize("unrecorded", [False, True])
+async def test_a_claim_frees_each_slot_once(unrecorded: bool) -> None:
+    """C5: Kafka delivers a callback again. Whether the outcome of its call is recorded before the
+    claim, during it or later, its slot is freed once."""
+    caller = Caller(CallResult(took_s=0.1, kind="HTTP", message="", status=200))
+    pipeline = pipeline_of(caller, Hosts(SETTINGS))
+    turn, lanes, recorder = pipeline._turn, pipeline._router.diverted, pipeline._recorder
+    in_flight = InFlight(Callback(id="msg_1", target=TARGET, task_id=1, attempt=0, body=b"{}"), Record())
+    recorder._unrecorded = {"msg_1"} if unrecorded else set()
+
+    async def claim(batch: list[InFlight]) -> Claimed:
+        recorder._unrecorded = set() if unrecorded else {"msg_1"}
+        return Claimed([], list(batch))
+
+    turn._attempts = cast("Any", SimpleNamespace(claim=claim))
+    lanes.put(in_flight)
+    assert lanes.admit() == [in_flight]
+    await turn._claim([in_flight])
+    assert lanes.slots_in_use == 0
+
+
 @pytest.mark.parametrize(
     ("result", "trusted", "state"),
     [
@@ -62,21 +105,8 @@ async def test_only_a_request_counts(result: CallResult, trusted: bool, state: s
     """C5, C7: a callback without a usable secret makes no request. A target that hangs stays
     unresponsive and abnormal, and its host does too. The schedule counts only the attempts with a
     request, so the callback does not die of a secret that the operator has to repair."""
-    unused: Any = None
-    caller: Any = Caller(result)
     hosts = Hosts(SETTINGS)
-    pipeline = Pipeline(
-        SETTINGS,
-        unused,
-        caller,
-        unused,
-        unused,
-        hosts,
-        unused,
-        owner="o",
-        partition_of=lambda _url: 0,
-        random_share=lambda: 0.5,
-    )
+    pipeline = pipeline_of(Caller(result), hosts)
     ended: list[EndedAttempt] = []
     recorder: Any = SimpleNamespace(add=ended.append)
     pipeline._recorder._ended = recorder

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from tests.support.waiting import wait_until
 
+from penstock.errors import KafkaUnavailable
 from penstock.kafka.client import links
+from penstock.kafka.client.connection import start
 from penstock.kafka.client.links import begin_close, guard_connections
 
 
@@ -182,4 +186,23 @@ async def test_a_client_whose_synchronizer_has_failed_closes(monkeypatch: pytest
     client._sync_task = asyncio.ensure_future(fail())
     await asyncio.wait({client._sync_task})
     await client.close()
+    assert not connection.open
+
+
+async def test_a_producer_starts_at_no_broker_that_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S11: a broker that has just started may name no broker. The producer's start fails, and its
+    caller tries again. The client itself would ask for an id without an end."""
+    connection = Connection()
+
+    async def answer(_request: object) -> Any:
+        return SimpleNamespace(brokers=[], topics=[], API_VERSION=1, controller_id=-1)
+
+    async def connected(*_arguments: Any, **_options: Any) -> Connection:
+        return connection
+
+    monkeypatch.setattr(connection, "send", answer, raising=False)
+    monkeypatch.setattr("aiokafka.client.create_conn", connected)
+    producer = AIOKafkaProducer(bootstrap_servers="127.0.0.1:9", enable_idempotence=True)
+    with pytest.raises(KafkaUnavailable, match="no broker answers"):
+        await start(producer)
     assert not connection.open

@@ -159,10 +159,6 @@ async def _start(
     try:
         with translated():
             await asyncio.shield(task)
-        if not inner.cluster.brokers():
-            # A broker that has just refused the token names no brokers; aiokafka takes that for an
-            # empty cluster.
-            raise KafkaUnavailable("Kafka: the servers name no broker")  # noqa: TRY301 (refused as any other is)
     except BaseException as error:
         # Fails closed: raised again, or as its reason, and no connection stays open.
         try:

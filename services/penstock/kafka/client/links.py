@@ -15,6 +15,7 @@ from weakref import WeakSet
 
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason
+from aiokafka.errors import KafkaConnectionError
 
 from penstock.sockets import end_when_peer_vanishes
 
@@ -35,6 +36,7 @@ class _Connections:
         self._client = client
         self._connect, self._close = client._get_conn, client.close  # noqa: SLF001 (the client has no hook)
         client._get_conn, client.close = self._connection_of, self._close_all  # noqa: SLF001 (see above)
+        self._bootstrap, client.bootstrap = client.bootstrap, self._find_brokers
         self._known: WeakSet[Any] = WeakSet()
         self._connecting: set[asyncio.Task[Any]] = set()
         # When the client began to close.
@@ -55,6 +57,19 @@ class _Connections:
         until_s = self._closing_s + CLOSE_S
         if (limit := self._limit) is not None and not limit.expired():
             limit.reschedule(min(limit.when() or until_s, until_s))
+
+    async def _find_brokers(self) -> None:
+        """Finds the brokers of the cluster.
+
+        A broker that has just started, or has refused the token, names none, and the client takes
+        that for an empty cluster. Once this connection is lost, it would never find a broker again.
+
+        Raises:
+            KafkaConnectionError: no server answers, or none names a broker.
+        """
+        await self._bootstrap()
+        if not self._client.cluster.brokers():
+            raise KafkaConnectionError("the servers name no broker")
 
     async def _connection_of(
         self, node: int, *, group: ConnectionGroup = ConnectionGroup.DEFAULT, **options: Any

@@ -32,8 +32,6 @@ SETTINGS = {
     **ENVIRONMENT,
     # The difference leaves time on a busy machine, so that only faults repeat callbacks.
     "PENSTOCK_CALLBACK_TIMEOUT_S": "5",
-    "PENSTOCK_CALLBACK_HORIZON_S": "10",
-    "PENSTOCK_CALLBACK_REPUBLISH_S": "5",
     # The targets have no faults: none may become abnormal, and no schedule may be exhausted.
     "PENSTOCK_CALLBACK_SLOW_S": "4",
     "PENSTOCK_CALLBACK_SCHEDULE_S": ",".join(["1"] * 30),

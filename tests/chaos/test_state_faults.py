@@ -19,8 +19,6 @@ SETTINGS = {
     **ENVIRONMENT,
     "PENSTOCK_RECHECK_S": "2",
     "PENSTOCK_CALLBACK_TIMEOUT_S": "5",
-    "PENSTOCK_CALLBACK_HORIZON_S": "10",
-    "PENSTOCK_CALLBACK_REPUBLISH_S": "5",
     # The targets have no faults: no schedule may be exhausted.
     "PENSTOCK_CALLBACK_SCHEDULE_S": ",".join(["1"] * 30),
 }

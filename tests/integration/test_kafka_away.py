@@ -87,7 +87,8 @@ async def test_an_outage_of_kafka_does_not_end_the_requeuer(
 ) -> None:
     """S11, C1: Kafka is unavailable while callbacks are due. The requeuer keeps its lock, and
     publishes them when Kafka is back, without waiting until they are due again."""
-    settings = platform.settings(callback_republish_s=3_600.0, callback_horizon_s=7_200.0)
+    monkeypatch.setattr("penstock.callbacks.settings.REPUBLISH", 1_000)
+    settings = platform.settings()
     await platform.enqueue(make_callback("http://127.0.0.1:1/"), publish=False, due_in_s=0.0)
     failed = fail_first(monkeypatch, requeuer, "redeliver")
     async with connected(settings) as (pool, session, producer):

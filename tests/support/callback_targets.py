@@ -176,7 +176,6 @@ class Bench:
             "callback_allow": LOOPBACK,
             "callback_schedule_s": ("0.3", "0.3"),
             "callback_timeout_s": 3.0,
-            "callback_horizon_s": 6.0,
             "session_timeout_s": 6.0,
             "stall_timeout_s": 30.0,
         }

@@ -277,7 +277,7 @@ async def open_caller(
         aiohttp.ClientSession(
             connector=egress.make_connector(
                 settings.networks,
-                settings.callback_slots + settings.callback_slow_slots + settings.callback_diverted_slots,
+                settings.callback_slots + settings.slow_slots + settings.callback_diverted_slots,
                 resolver,
             ),
             # A proxy would bypass the egress policy, and netrc would send this machine's

@@ -135,7 +135,7 @@ class Ledger:
         return Claimed(granted, refused, held, requeued)
 
     async def _claim(self, attempts: Mapping[CallbackAttempt, InFlight]) -> callbacks.Claims:
-        wanted, horizon_s = list(attempts), self._settings.callback_horizon_s
+        wanted, horizon_s = list(attempts), self._settings.horizon_s
         waiting_for = _waiting_for(wanted, "claim")
         if any(in_flight.callback.ordered for in_flight in attempts.values()):
             return await retry_until_available(

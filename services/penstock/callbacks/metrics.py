@@ -108,7 +108,7 @@ class Metrics:
         for pool, slots, used in (
             ("normal", settings.callback_slots, self._lanes["normal"].slots_in_use),
             ("diverted", settings.callback_diverted_slots, self._lanes["diverted"].slots_in_use),
-            ("slow", settings.callback_slow_slots, len(self._slow_pool)),
+            ("slow", settings.slow_slots, len(self._slow_pool)),
         ):
             yield Sample(metrics.CALLBACK_SLOTS, slots, (pool,))
             yield Sample(metrics.CALLBACK_SLOTS_USED, used, (pool,))

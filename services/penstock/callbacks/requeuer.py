@@ -235,7 +235,7 @@ class Requeuer:
         self._session = session
         self._pool = pool
         self._producer = producer
-        self._longest_s = min(LONGEST_SLEEP_S, settings.callback_horizon_s / 2)
+        self._longest_s = min(LONGEST_SLEEP_S, settings.horizon_s / 2)
         self._cleaner = TargetCleaner(settings, session)
         self._expiry = HeldExpiry(settings, session)
         self._counts = CallbackCounts(session)
@@ -313,7 +313,7 @@ class Requeuer:
         published = 0
         while True:
             rows = await callbacks.take_due(
-                self._session, ROWS_PER_BATCH, horizon_s=self._settings.callback_republish_s
+                self._session, ROWS_PER_BATCH, horizon_s=self._settings.republish_s
             )
             # Without its own retry, these rows would come due again only after the horizon.
             refused = await retry_until_available(

@@ -117,11 +117,11 @@ class SlowPool:
     def __init__(self, settings: CallbacksSettings, cache: TargetCache) -> None:
         self._settings = settings
         self._cache = cache
-        self._free = settings.callback_slow_slots
+        self._free = settings.slow_slots
         self._calls: Counter[_SlowKey] = Counter()
 
     def __len__(self) -> int:
-        return self._settings.callback_slow_slots - self._free
+        return self._settings.slow_slots - self._free
 
     def calls_to(self, target_id: TargetId) -> int:
         """Calls to one target in the pool."""

@@ -24,31 +24,34 @@ MAX_WAITING = 20_000
 # Most slow calls to one target under way, and most calls to one on the diverted path.
 SLOW_TARGET_SLOTS = 8
 DIVERTED_TARGET_SLOTS = 1
-# The ceiling of a target's count, in multiples of the count that makes it abnormal, and the longest
-# wait between two of its probes, in multiples of the first one.
+# The ceiling of a target's count, in multiples of the count that makes it abnormal.
 _CEILING = 2
+# The wait between the first two probes of a target, in multiples of the time that makes a call
+# slow. The longest such wait is in multiples of the first one.
+PROBE = 5 / 3
 _LONGEST_PROBE = 12
-# Least values. A target must not be deleted before its last call is recorded, and callbacks that
-# wait for their turn are held, too.
+# In multiples of the longest call. A running attempt must not look like a lost one, and records
+# that wait behind many others must not be published again and again.
+HORIZON = 3
+REPUBLISH = 6
+# Shares of the slots of the normal path.
+_HOST_SHARE = 0.4
+_SLOW_SHARE = 0.4
+GUARDS = ("early", "share", "decay")
+# Least values. Callbacks that wait for their turn are held, too, and a target must not be deleted
+# before its last call is recorded.
 _LEAST = {
     "callback_target_slots": 1,
-    "callback_slow_slots": 1,
     "callback_diverted_slots": DIVERTED_TARGET_SLOTS,
     "callback_abnormal_count": 1,
     "callback_calm_s": 0,
-    "callback_decay_s": 0,
-    "callback_rate": 0,
-    "callback_forget_s": 60,
     "callback_held_max_s": 60,
 }
 _ABOVE_0 = (
     "callback_timeout_s",
-    "callback_republish_s",
     "callback_slow_s",
     "callback_drain_rate",
-    "callback_probe_s",
 )
-_SHARES = ("callback_abnormal_share", "callback_suspicion_share")
 _GENERATOR = "python -c \"import base64, secrets; print('whsec_' + base64.b64encode(secrets.token_bytes(32)).decode())\""
 _NO_SECRET = (
     "callback_secrets is empty: set PENSTOCK_CALLBACK_SECRETS to one or more secrets, comma-separated; "
@@ -117,35 +120,13 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
     callback_target_slots: int = option(
         8, "Maximum number of concurrent calls to one target on the normal path."
     )
-    callback_host_slots: int = option(
-        200,
-        "Maximum number of concurrent calls to one host (scheme, name and port) on the normal path; until the host answers "
-        "in time, twice callback_target_slots.",
-    )
-    callback_slow_slots: int = option(
-        200, "Maximum number of concurrent slow calls, which occupy no slot of the normal path."
-    )
     callback_diverted_slots: int = option(
         5, "Maximum number of concurrent calls on the diverted path, which has retries and abnormal targets."
     )
-    callback_horizon_s: float = option(
-        30.0,
-        "Seconds after which an attempt without a recorded outcome (after a crash) is repeated.",
-    )
-    callback_republish_s: float = option(
-        60.0, "Seconds after which a published callback that no process has started is published again."
-    )
-    callback_rate: float = option(
-        0.0, "Maximum calls per second to one target without its own rate; 0 is unlimited."
-    )
-    callback_forget_s: float = option(
-        604_800.0,
-        "Seconds without a call after which a target is deleted, if it is normal with count 0 or has answered 410, and has "
-        "neither a rate of its own nor held callbacks.",
-    )
     callback_held_max_s: float = option(
         604_800.0,
-        "Seconds after which a held callback becomes a dead letter, which can be replayed.",
+        "Seconds after which a held callback becomes a dead letter, which can be replayed, and after which an unused target is "
+        "deleted. A target with a rate of its own, with held callbacks or disabled by an operator stays.",
     )
     callback_slow_s: float = option(_HEALTH.slow_s, "Seconds after which a call counts as slow.")
     callback_abnormal_count: int = option(
@@ -155,17 +136,10 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
     callback_calm_s: float = option(
         _HEALTH.calm_s, "Seconds after a slow call in which quick calls do not decrement the count."
     )
-    callback_count_early: bool = option(
-        default=True,
-        doc="Whether a slow call counts as soon as it is slow (true), or at its end (false).",
-    )
-    callback_abnormal_share: float = option(
-        _HEALTH.share,
-        "Minimum share of slow calls among a target's recent calls to make it abnormal; 0 turns this off.",
-    )
-    callback_decay_s: float = option(
-        _HEALTH.decay_s,
-        "Seconds after which the count of an abnormal target without calls drops by one; 0 turns this off.",
+    callback_guards_off: tuple[str, ...] = option(
+        (),
+        "Guards of the breaker that are off, comma-separated: `early` (a slow call counts as soon as it is slow), `share` (at "
+        "least 5 % of the recent calls must be slow), `decay` (an idle abnormal target recovers).",
     )
     callback_suspicion_share: float = option(
         _HEALTH.self_check_share,
@@ -176,10 +150,6 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         _DRAIN.rate,
         "Held callbacks per second that are requeued for one recovering target, and its calls per second on the diverted path.",
     )
-    callback_probe_s: float = option(
-        _DRAIN.probe_s,
-        "Seconds between the first probes of an abnormal target; the delay doubles with each failed probe.",
-    )
 
     @cached_property
     def health(self) -> HealthPolicy:
@@ -189,19 +159,43 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
             threshold=self.callback_abnormal_count,
             ceiling=_CEILING * self.callback_abnormal_count,
             calm_s=self.callback_calm_s,
-            share=self.callback_abnormal_share,
-            decay_s=self.callback_decay_s,
+            share=0.0 if "share" in self.callback_guards_off else _HEALTH.share,
+            decay_s=0.0 if "decay" in self.callback_guards_off else _HEALTH.decay_s,
             self_check_share=self.callback_suspicion_share,
         )
 
     @cached_property
     def drain(self) -> DrainPolicy:
         """The policy that decides how fast held callbacks are drained."""
+        probe_s = PROBE * self.callback_slow_s
         return DrainPolicy(
-            rate=self.callback_drain_rate,
-            probe_s=self.callback_probe_s,
-            probe_most_s=_LONGEST_PROBE * self.callback_probe_s,
+            rate=self.callback_drain_rate, probe_s=probe_s, probe_most_s=_LONGEST_PROBE * probe_s
         )
+
+    @property
+    def counts_early(self) -> bool:
+        """Whether a slow call counts as soon as it is slow, and not at its end."""
+        return "early" not in self.callback_guards_off
+
+    @property
+    def horizon_s(self) -> float:
+        """Seconds after which an attempt without a recorded outcome (after a crash) is repeated."""
+        return HORIZON * self.callback_timeout_s
+
+    @property
+    def republish_s(self) -> float:
+        """Seconds after which a published callback is published again, if no process has begun."""
+        return REPUBLISH * self.callback_timeout_s
+
+    @property
+    def host_slots(self) -> int:
+        """Most calls to one trusted host on the normal path."""
+        return max(self.callback_target_slots, round(_HOST_SHARE * self.callback_slots))
+
+    @property
+    def slow_slots(self) -> int:
+        """Most slow calls, which occupy no slot of the normal path."""
+        return max(1, round(_SLOW_SHARE * self.callback_slots))
 
     @cached_property
     def lane_bounds(self) -> LaneBounds:
@@ -209,7 +203,7 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         return LaneBounds(
             slots=self.callback_slots,
             target_slots=self.callback_target_slots,
-            host_slots=self.callback_host_slots,
+            host_slots=self.host_slots,
             untrusted_slots=2 * self.callback_target_slots,
             server_slots=max(2 * self.callback_target_slots, self.callback_slots // 8),
             unresponsive_slots=max(1, self.callback_slots // 2),
@@ -238,12 +232,12 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
     @property
     def slow_host_slots(self) -> int:
         """Most calls to one host in the slow pool."""
-        return max(SLOW_TARGET_SLOTS, self.callback_slow_slots // 8)
+        return max(SLOW_TARGET_SLOTS, self.slow_slots // 8)
 
     @property
     def slow_server_slots(self) -> int:
         """Most calls to one server in the slow pool."""
-        return max(SLOW_TARGET_SLOTS, self.callback_slow_slots // 4)
+        return max(SLOW_TARGET_SLOTS, self.slow_slots // 4)
 
     @cached_property
     def policy(self) -> DeliveryPolicy:
@@ -264,19 +258,20 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
         return parse_networks(self.callback_allow)
 
     def validate(self) -> list[str]:
-        """Secrets are required; a running attempt must not look like a lost one."""
+        """Secrets are required; a waiting callback must not look like a stall."""
         problems = super().validate()
         problems += self._secret_problems()
         problems += self._network_problems()
-        problems += self._bound_problems(_LEAST, _ABOVE_0, [(name, 0, 1) for name in _SHARES])
-        problems += [
-            f"{larger}={getattr(self, larger)} must be at least {times or ''}{smaller}={getattr(self, smaller)}"
-            for larger, times, smaller in (
-                ("callback_horizon_s", "twice ", "callback_timeout_s"),
-                ("callback_slots", "", "callback_target_slots"),
-                ("callback_host_slots", "", "callback_target_slots"),
+        problems += self._bound_problems(_LEAST, _ABOVE_0, [("callback_suspicion_share", 0, 1)])
+        if self.callback_slots < self.callback_target_slots:
+            problems.append(
+                f"callback_slots={self.callback_slots} must be at least "
+                f"callback_target_slots={self.callback_target_slots}"
             )
-            if getattr(self, larger) < (2 if times else 1) * getattr(self, smaller)
+        problems += [
+            f"callback_guards_off={name!r} must be one of {', '.join(GUARDS)}"
+            for name in self.callback_guards_off
+            if name not in GUARDS
         ]
         # Records are acknowledged in order: a waiting one delays all later ones of its partition.
         if self.stall_timeout_s < 2 * LONGEST_WAIT_S:

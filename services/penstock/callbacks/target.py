@@ -50,7 +50,7 @@ class Target:
     Attributes:
         partition: of the records of its callbacks.
         disabled: whether nothing may be sent to it.
-        rate: most calls per second; None for the service's setting.
+        rate: most calls per second; None without a limit.
         window: its health.
         drain: how many of its held callbacks may be drained.
         attempts: the last few.

@@ -222,8 +222,7 @@ class TargetCache:
     def rate_of(self, target_id: TargetId) -> float | None:
         """Its most calls per second; None for any number."""
         target = self._targets.get(target_id)
-        own = target.rate if target is not None else None
-        return own or self._settings.callback_rate or None
+        return (target.rate or None) if target is not None else None
 
     def drain_rate_of(self, target_id: TargetId) -> float | None:
         """Its most calls per second on the diverted path while drained; None for any number."""

@@ -294,7 +294,7 @@ class TargetCleaner:
     """
 
     def __init__(self, settings: CallbacksSettings, session: Session) -> None:
-        self._unused_s = settings.callback_forget_s
+        self._unused_s = settings.callback_held_max_s
         self._session = session
         self._after: TargetId | None = None
         self._clean_at_s = 0.0

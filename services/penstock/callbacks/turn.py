@@ -189,7 +189,7 @@ class Turn:
         else:
             following = self._free_slot(call, result.took_s)
         # Without a request nothing is known about the target: it may hang.
-        if result.called and not (call.slow and self._settings.callback_count_early):
+        if result.called and not (call.slow and self._settings.counts_early):
             self._record_call(callback.target, slow=call.slow, failed=not isinstance(outcome, Delivered))
         self._recorder.defer(self._router.take_excess(call.lanes, callback.target))
         self.admit()
@@ -215,7 +215,7 @@ class Turn:
             return
         call.slow = True
         target_id = call.in_flight.callback.target
-        if self._settings.callback_count_early:
+        if self._settings.counts_early:
             self._record_call(target_id, slow=True)
         call.slow_place = self._router.slow_pool.enter(target_id)
         if call.slow_place is not None:

@@ -11,8 +11,7 @@ both (`callbacks.sql`). There are two kinds:
 - *Uncalled*: it is postponed again and again, or its lane does not move, and the target was not
   called for `UNCALLED_S`. For a target with a low rate of its own, three intervals between calls
   must have passed. A target whose partition has unread records as old is behind a backlog, and no
-  finding. False findings need a rate of less than two calls per hour for all targets
-  (PENSTOCK_CALLBACK_RATE), or a full pool for that long.
+  finding. A false finding needs a full pool for that long.
 
 While no callbacks service runs, no record is published or counted; after five minutes the count
 starts anew.

@@ -32,7 +32,7 @@ class StoredTarget:
         disabled: whether nothing may be sent to it.
         health: its health.
         failures: consecutive quick failures.
-        rate: most calls per second; None for the service's setting.
+        rate: most calls per second; None without a limit.
         attempts: the last few, the latest last, as operators see them.
     """
 

@@ -267,9 +267,7 @@ async def test_cut_database_connections_lose_no_callback(platform: Bench, target
             "WHERE datname = current_database() AND application_name = 'penstock callbacks'"
         )
 
-    async with platform.service(
-        callback_timeout_s=0.5, callback_horizon_s=1.0, callback_republish_s=1.0, callback_slots=20
-    ):
+    async with platform.service(callback_timeout_s=0.5, callback_slots=20):
         await platform.enqueue(*callbacks, due_in_s=1.0)
         for batch in range(1, 4):
             await wait_until(lambda batch=batch: len(target.calls) >= 50 * batch)
@@ -282,7 +280,7 @@ async def test_an_idle_service_does_not_poll_the_database(platform: Bench) -> No
     """C1: with no callback due, the requeuer sleeps and does not poll PostgreSQL."""
     await platform.enqueue(make_callback("http://127.0.0.1:9/far", 1), publish=False, due_in_s=600)
 
-    async with platform.service(callback_horizon_s=30.0):
+    async with platform.service(callback_timeout_s=10.0):
         await wait_until(lambda: _requeuer_sleeps(platform), what="the requeuer waits for the next callback")
 
         async def quiet() -> bool:

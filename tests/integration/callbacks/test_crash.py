@@ -16,8 +16,6 @@ from penstock.errors import SessionLost
 
 QUICK = {
     "callback_timeout_s": "1",
-    "callback_horizon_s": "2",
-    "callback_republish_s": "2",
     "callback_schedule_s": "0.3,0.3,0.3,0.3,0.3,0.3",
 }
 

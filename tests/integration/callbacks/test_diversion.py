@@ -32,14 +32,14 @@ from penstock.postgres import targets
 FAST = {
     "callback_slow_s": 0.2,
     "callback_timeout_s": 1.0,
-    "callback_horizon_s": 4.0,
     "callback_abnormal_count": 3,
     "callback_calm_s": 0.5,
-    "callback_probe_s": 0.3,
     "callback_drain_rate": 50.0,
     "callback_suspicion_share": 0.0,
     "callback_schedule_s": ("0.3",) * 50,
 }
+# The slow pool has two fifths of the slots.
+ONE_SLOW_SLOT = {"callback_slots": 2, "callback_target_slots": 2}
 
 
 class BlockingAnswer:
@@ -115,9 +115,8 @@ async def test_unresponsive_targets_do_not_keep_records_of_each_other(
     settings = {
         **FAST,
         "callback_diverted_slots": 1,
-        "callback_slow_slots": 1,
+        **ONE_SLOW_SLOT,
         "callback_timeout_s": 3.0,
-        "callback_horizon_s": 6.0,
         "stall_timeout_s": 12.0,
     }
     monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 1.0)
@@ -141,7 +140,7 @@ async def test_an_abnormal_target_is_probed_without_new_callbacks(
     settings = {
         **FAST,
         "callback_schedule_s": ("600",) * 3,
-        "callback_slow_slots": 1,
+        **ONE_SLOW_SLOT,
     }
     callbacks = make_callbacks(target, "/blocked", 40)
     url = callbacks[0].target.url
@@ -160,7 +159,7 @@ async def test_an_abnormal_target_is_probed_without_new_callbacks(
         assert await has_state(platform, url, "abnormal")
     found = [call.at_s for call in target.calls[stopped + 1 : stopped + probes]]
     # Half of the second interval between two probes, since a busy machine delays calls.
-    assert found[-1] - found[0] >= (len(found) - 1) * FAST["callback_probe_s"]  # type: ignore[operator]
+    assert found[-1] - found[0] >= (len(found) - 1) * FAST["callback_slow_s"]  # type: ignore[operator]
     assert len(set(target.ids())) == len(target.calls)
 
 
@@ -216,7 +215,6 @@ async def test_an_unresponsive_call_holds_back_no_records(platform: Bench, targe
     unresponsive = make_callback(f"{target.url}/blocked")
     healthy = make_callbacks(target, "/healthy", 400, 100)
     settings = {
-        "callback_horizon_s": 120.0,
         "max_in_flight": 40,
         "callback_slots": 20,
         # Longer than the healthy callbacks take on a busy machine.
@@ -271,9 +269,7 @@ async def test_prerecorded_attempts_are_not_made_after_a_410(platform: Bench, ta
     blocking.unblocked.set()
     quick, late = make_callbacks(target, "/blocked", 40), make_callbacks(target, "/blocked", 40, 100)
     # On a busy machine a quick target must be neither slow nor called twice.
-    async with platform.service(
-        **FAST | {"callback_slow_s": 10.0, "callback_timeout_s": 30.0, "callback_horizon_s": 60.0}
-    ):
+    async with platform.service(**FAST | {"callback_slow_s": 10.0, "callback_timeout_s": 30.0}):
         await platform.enqueue(*quick)
         await wait_until(platform.all_delivered)
 
@@ -331,10 +327,10 @@ async def test_a_slow_call_is_not_cancelled(platform: Bench, target: Target) -> 
     target.answer = answer
     callbacks = make_callbacks(target, "/slow", 12)
     settings = {**FAST, "callback_abnormal_count": 100}
-    async with platform.service(**settings, callback_slots=4, callback_target_slots=4):
+    async with platform.service(**settings, callback_slots=20, callback_target_slots=4):
         await platform.enqueue(*callbacks)
         await wait_until(platform.all_delivered)
-    # More calls than slots ran at once, because slow calls hold no slot.
+    # More calls than slots of a target ran at once, because slow calls hold no slot.
     assert target.most_under_way["/slow"] > 4
     assert Counter(target.ids()) == Counter(callback.id for callback in callbacks)
 
@@ -370,9 +366,9 @@ async def test_the_health_of_a_target_survives_a_kill_and_a_restart(
         "callback_abnormal_count": "8",
         "callback_schedule_s": "600",
         "callback_target_slots": "5",
-        "callback_decay_s": "0",
+        "callback_guards_off": "decay",
         # Attempts with an unknown outcome are not repeated and counted during the test.
-        "callback_horizon_s": "600",
+        "callback_timeout_s": "200",
     }
     async with platform.process(tmp_path, **settings) as process:
         await platform.enqueue(*make_callbacks(target, "/blocked", 5))
@@ -384,7 +380,7 @@ async def test_the_health_of_a_target_survives_a_kill_and_a_restart(
         await wait_until(lambda: has_state(platform, url, "abnormal"))
         assert await _has_count(platform, url, 8)
     calls = len(target.calls)
-    settings |= {"callback_probe_s": "500"}
+    settings |= {"callback_slow_s": "300"}
     async with platform.process(tmp_path, **settings):
         await platform.enqueue(*make_callbacks(target, "/blocked", 4, 20))
         await wait_until(lambda: _held(platform, 3))
@@ -424,7 +420,7 @@ async def test_a_rate_limit_slows_only_its_target(platform: Bench, target: Targe
     """C10: two calls a second delay the limited target's callbacks, and no other target's."""
     await targets.limit(platform.connection, TargetId("default", f"{target.url}/hook"), 2.0)
     # On a busy machine a call takes tenths of a second; it must not make its target abnormal.
-    patient = {"callback_slow_s": 20.0, "callback_timeout_s": 30.0, "callback_horizon_s": 60.0}
+    patient = {"callback_slow_s": 20.0, "callback_timeout_s": 30.0}
     async with platform.service(**{**FAST, **patient}):
         await platform.enqueue(
             *make_callbacks(target, "/hook", 60), *make_callbacks(target, "/other", 30, 100)
@@ -583,7 +579,6 @@ async def test_a_pause_of_the_process_makes_no_call_slow(
     """C4a: calls that are answered during a pause of the service do not count as slow."""
     settings = {name: str(value) for name, value in FAST.items() if not isinstance(value, tuple)} | {
         "callback_timeout_s": "10",
-        "callback_horizon_s": "20",
         "callback_calm_s": "600",
         "callback_slow_s": "2",
     }
@@ -663,7 +658,9 @@ async def test_logs_contain_only_the_origin_of_a_url(
     def events() -> set[str]:
         return {getattr(record, "event", "") for record in caplog.records}
 
-    async with platform.service(**{**FAST, "callback_schedule_s": ("0.3",), "callback_decay_s": 0.0}):
+    async with platform.service(
+        **{**FAST, "callback_schedule_s": ("0.3",), "callback_guards_off": ("decay",)}
+    ):
         await platform.send(orjson.dumps({"target": f"{target.url}/{secret}", "id": 7}))
         await platform.enqueue(
             *make_callbacks(target, gone_path, 1, 100),

@@ -19,7 +19,6 @@ MOST_TO_A_HOST = 16 + 25
 SETTINGS = {
     **FAST,
     "callback_slots": 60,
-    "callback_host_slots": 30,
     "callback_abnormal_count": 10,
     "callback_drain_rate": 500.0,
 }

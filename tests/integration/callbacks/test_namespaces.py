@@ -22,10 +22,8 @@ from penstock.postgres import callbacks, targets
 FAST = {
     "callback_slow_s": 1.0,
     "callback_timeout_s": 2.0,
-    "callback_horizon_s": 8.0,
     "callback_abnormal_count": 3,
     "callback_calm_s": 0.5,
-    "callback_probe_s": 0.3,
     "callback_drain_rate": 50.0,
     "callback_schedule_s": ("0.3",) * 50,
 }
@@ -34,7 +32,6 @@ PATIENT = {
     **FAST,
     "callback_slow_s": 20.0,
     "callback_timeout_s": 30.0,
-    "callback_horizon_s": 60.0,
 }
 ACME, BETA = "acme--order", "beta--order"
 
@@ -119,7 +116,7 @@ async def test_slow_calls_of_a_namespace_divert_its_own_callbacks_only(
     target.answer = answer
     slow, fast = make_callbacks(target, ACME, 30, 1), make_callbacks(target, BETA, 30, 100)
     # A busy machine makes no call of the second namespace so slow.
-    patient = {"callback_slow_s": 5.0, "callback_timeout_s": 10.0, "callback_horizon_s": 40.0}
+    patient = {"callback_slow_s": 5.0, "callback_timeout_s": 10.0}
     async with platform.service(**{**FAST, **patient}):
         await platform.enqueue(*[one for pair in zip(slow, fast, strict=True) for one in pair])
         await wait_until(lambda: have_state(platform, fast, "delivered"))
@@ -206,7 +203,7 @@ async def test_hanging_addresses_of_a_namespace_leave_slots(
         refused.add(request.headers["webhook-id"])
         return web.Response(status=500 if first else 200)
 
-    endless = {"callback_slow_s": 300.0, "callback_timeout_s": 300.0, "callback_horizon_s": 600.0}
+    endless = {"callback_slow_s": 300.0, "callback_timeout_s": 300.0}
     port = everywhere.url.rpartition(":")[2]
     hosts = itertools.cycle(f"http://127.0.1.{number}:{port}" for number in range(1, 17))
     # A URL per task, as most platforms have.
@@ -218,7 +215,7 @@ async def test_hanging_addresses_of_a_namespace_leave_slots(
         for first, count in ((1, 16), (1000, 200))
     )
     everywhere.answer = answer
-    slots = {"callback_slots": 60, "callback_host_slots": 30}
+    slots = {"callback_slots": 60}
     async with platform.service(**{**FAST, **endless, **slots}):
         if answered:
             everywhere.answer = None

@@ -15,7 +15,7 @@ from penstock.callbacks.ledger import Claimed, Ledger
 from penstock.callbacks.receiver import InFlight
 
 # A stall of the machine makes no call slow, and none that is made again.
-PATIENT = {**FAST, "callback_slow_s": 5.0, "callback_timeout_s": 10.0, "callback_horizon_s": 20.0}
+PATIENT = {**FAST, "callback_slow_s": 5.0, "callback_timeout_s": 10.0}
 COUNT = """
 CREATE TABLE row_update (id text);
 CREATE FUNCTION count_update() RETURNS trigger LANGUAGE plpgsql AS

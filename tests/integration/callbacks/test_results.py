@@ -32,8 +32,6 @@ from penstock.local.supervisor import Supervisor
 TOPICS = (CALLBACKS_RESULTS, CALLBACKS_DEAD)
 SETTINGS = {
     "callback_timeout_s": 1.0,
-    "callback_horizon_s": 2.0,
-    "callback_republish_s": 1.0,
     "callback_schedule_s": ("0.1",),
     "sweep_every_s": 0.2,
     "sweep_age_s": 1.0,
@@ -182,7 +180,7 @@ async def test_outcomes_are_recorded_while_kafka_is_away(prefix: str, database: 
     try:
         kafka = EmbeddedKafka(supervisor, folder / "kafka")
         await kafka.start(timeout_s=300.0)
-        patient = {**SETTINGS, "callback_timeout_s": 100.0, "callback_horizon_s": 200.0}
+        patient = {**SETTINGS, "callback_timeout_s": 100.0}
         async with (
             bench(kafka.servers, prefix, database) as platform,
             restarted_when_ended(lambda: create_app(platform.settings(**patient))),

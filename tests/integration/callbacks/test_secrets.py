@@ -41,7 +41,6 @@ OWN = encode("whsec_", b"own" * 10)
 QUICK: dict[str, Any] = {
     "callback_schedule_s": ("0.3",) * 50,
     "callback_timeout_s": 30.0,
-    "callback_horizon_s": 60.0,
     "callback_slow_s": 20.0,
     "encryption_keys": (KEY,),
 }
@@ -379,7 +378,7 @@ async def test_a_change_while_the_session_is_lost_is_read(
     secret that was revoked without a notification that it could receive signs nothing."""
     secret = await create(gateway, namespace="acme")
     # A call that the lost session interrupts is repeated after the horizon.
-    environ = {"encryption_keys": KEY, "callback_timeout_s": "3", "callback_horizon_s": "6"}
+    environ = {"encryption_keys": KEY, "callback_timeout_s": "3"}
     async with platform.process(tmp_path, **environ):
         await verified(platform, target, secret["secret"])
         async with platform.connection.transaction():

@@ -80,5 +80,5 @@ async def test_the_service_deletes_unused_targets(platform: Bench, monkeypatch: 
         return await _target_names(platform) == USED
 
     # Decay is off, because it would make the idle abnormal target normal and so unused.
-    async with platform.service(callback_decay_s=0.0):
+    async with platform.service(callback_guards_off=("decay",)):
         await wait_until(only_used_targets_are_left)

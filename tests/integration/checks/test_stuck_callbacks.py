@@ -60,7 +60,7 @@ async def publication_columns(platform):
     )
 
 
-async def test_a_callback_whose_records_are_rejected_is_stuck(platform, target):
+async def test_a_callback_whose_records_are_rejected_is_stuck(platform, target, monkeypatch):
     """O2b: a callback whose records are always rejected is stuck.
 
     The service calls its target for other callbacks meanwhile.
@@ -68,7 +68,8 @@ async def test_a_callback_whose_records_are_rejected_is_stuck(platform, target):
     # The id 0 breaks the contract, so the service rejects the record.
     stuck, delivered = make_callback(f"{target.url}/x", 1, task_id=0), make_callback(f"{target.url}/x", 2)
     await platform.enqueue(stuck, delivered, publish=False, due_in_s=0.0)
-    async with platform.service(callback_republish_s=0.5):
+    monkeypatch.setattr("penstock.callbacks.settings.REPUBLISH", 0.1)
+    async with platform.service():
 
         async def find_offenders():
             return (await run_check(platform)).offenders
@@ -83,6 +84,7 @@ async def test_a_callback_whose_records_are_rejected_is_stuck(platform, target):
 async def test_a_callback_that_waits_for_a_slot_is_not_stuck(platform, target, monkeypatch):
     """The last of its many records is not committed, because the callback waits for a slot."""
     monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 100.0)
+    monkeypatch.setattr("penstock.callbacks.settings.REPUBLISH", 0.003)
     unblocked = asyncio.Event()
 
     async def answer(_request):
@@ -92,10 +94,8 @@ async def test_a_callback_that_waits_for_a_slot_is_not_stuck(platform, target, m
     target.answer = answer
     await platform.enqueue(*(make_callback(f"{target.url}/x", number) for number in (1, 2, 3)))
     settings = {
-        "callback_republish_s": 0.2,
         "callback_target_slots": 1,
         "callback_timeout_s": 60.0,
-        "callback_horizon_s": 120.0,
         "callback_slow_s": 60.0,
         "stall_timeout_s": 300.0,
     }

@@ -45,7 +45,7 @@ async def test_a_backlog_drains_at_the_rate_limit(
     """C10: the drain keeps to the rate of each target and to the order, does not slow down
     other targets, and loses no callback."""
     await targets.behave(healthy={"after_s": 0.02}, back={"kind": "hang"})
-    healthy = Stream(targets.urls("healthy", 40), CALLS / 40)
+    healthy = Stream(targets.urls("healthy", 40), CALLS / 40, unique=True)
     back = targets.urls("back", BACK)
     held = []
     for url in back:
@@ -69,8 +69,6 @@ async def test_a_backlog_drains_at_the_rate_limit(
         "callback_drain_rate": str(RATE),
         # There are slots for all targets, so that the rate limits the drain and not the pool.
         "callback_diverted_slots": str(BACK + 10),
-        # Short intervals, so that probes detect recovered targets soon.
-        "callback_probe_s": "0.2",
         "callback_slow_s": "1",
         "callback_timeout_s": "2",
         # A long schedule, so that no callback is dead before its target recovers.

@@ -8,7 +8,8 @@ from penstock.core.target import TargetId
 
 
 def pool_of(slots: int) -> SlowPool:
-    settings = CallbacksSettings(callback_slow_slots=slots)
+    settings = CallbacksSettings(callback_slots=round(slots / 0.4))
+    assert settings.slow_slots == slots
     return SlowPool(settings, TargetCache(settings, Hosts(settings)))
 
 

@@ -45,7 +45,6 @@ def test_settings_never_show_their_secrets():
 @pytest.mark.parametrize(
     ("given_settings", "named"),
     [
-        ({"callback_horizon_s": 15.0}, ("callback_horizon_s", "callback_timeout_s")),
         ({"stall_timeout_s": 19.0}, ("stall_timeout_s",)),
         ({"callback_target_slots": 501}, ("callback_target_slots", "callback_slots")),
         ({"callback_schedule_s": ("5", "soon")}, ("callback_schedule_s",)),
@@ -55,10 +54,10 @@ def test_settings_never_show_their_secrets():
         ({"callback_slow_s": 0.0}, ("callback_slow_s",)),
         ({"callback_abnormal_count": 0}, ("callback_abnormal_count",)),
         ({"callback_calm_s": -1.0}, ("callback_calm_s",)),
-        ({"callback_abnormal_share": 1.1}, ("callback_abnormal_share",)),
+        ({"callback_guards_off": ("erly",)}, ("callback_guards_off",)),
         ({"callback_suspicion_share": -0.1}, ("callback_suspicion_share",)),
         ({"callback_drain_rate": 0.0}, ("callback_drain_rate",)),
-        ({"callback_probe_s": float("nan")}, ("callback_probe_s",)),
+        ({"callback_held_max_s": float("nan")}, ("callback_held_max_s",)),
         ({"callback_allow": ("10.0.0.0/8", "localhost")}, ("callback_allow",)),
         ({"callback_allow": ("10.0.0.1/8",)}, ("callback_allow",)),
     ],
@@ -69,3 +68,19 @@ def test_settings_that_contradict_each_other_are_named(given_settings, named):
         CallbacksSettings.load({}, callback_secrets=(SECRET,), **given_settings)
     for name in named:
         assert f"PENSTOCK_{name.upper()}=" in str(refused.value)
+
+
+def test_a_guard_can_be_turned_off():
+    """C4a: each guard of the breaker can be turned off, and all are on by default."""
+    on = CallbacksSettings()
+    off = CallbacksSettings(callback_guards_off=("early", "share", "decay"), callback_suspicion_share=0.0)
+    assert on.counts_early
+    assert not off.counts_early
+    assert all((on.health.share, on.health.decay_s, on.health.self_check_share))
+    assert not any((off.health.share, off.health.decay_s, off.health.self_check_share))
+
+
+def test_intervals_follow_the_longest_call():
+    """C6: an attempt that may still be running is neither repeated nor published again."""
+    settings = CallbacksSettings(callback_timeout_s=40.0)
+    assert 2 * 40 <= settings.horizon_s < settings.republish_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -45,6 +45,7 @@ class Expression:
         self.type: str = compiled.return_type().name().partition("<")[0]
         self._compiled = compiled
         self._tree = tree
+        self._read = _tree_of(path.names for path in self.paths)
         # Only these make a value that is larger than the data.
         self._grows = any(isinstance(node, Call | Comprehension | Literal) for node in walk(tree))
 
@@ -61,6 +62,8 @@ class Expression:
                 its value is not JSON. The error has the expression and, if it is certain, the
                 place.
         """
+        # The library converts all that it gets, and a map evaluates one expression for each item.
+        data = _only(data, self._read)
         if self._grows:
             self._check_bounds(data)
         try:
@@ -157,6 +160,27 @@ class Expression:
         if not isinstance(key, str):
             raise self._error(f"its value has the key {key!r}: the keys of JSON are strings")
         return key
+
+
+def _tree_of(paths: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """Paths as nested objects by name; None where a path ends, so that all below it is read."""
+    root: dict[str, Any] = {}
+    for path in paths:
+        below = root
+        for name in path[:-1]:
+            below = below.setdefault(name, {})
+            if below is None:
+                break
+        else:
+            below[path[-1]] = None
+    return root
+
+
+def _only(value: Any, read: Mapping[str, Any] | None) -> Any:
+    """What a tree of paths names of a value; all of what is no object."""
+    if read is None or not isinstance(value, Mapping):
+        return value
+    return {name: _only(value[name], below) for name, below in read.items() if name in value}
 
 
 @lru_cache(maxsize=4_096)

@@ -1,5 +1,6 @@
 """Expressions: their values, their errors with places, and hostile ones."""
 
+import copy
 import math
 import re
 
@@ -317,6 +318,39 @@ def test_a_bound_is_never_below_the_value(text):
     assert actual.count <= bound.count
     if isinstance(value, list | dict):
         assert actual.length <= bound.length
+
+
+@settings(max_examples=300, deadline=None)
+@given(fitting_expressions() | expressions)
+def test_a_value_needs_only_the_data_that_is_read(text):
+    """An evaluation converts what its paths name, so a long list beside it costs nothing."""
+
+    def outcome(expression):
+        try:
+            return expression.evaluate(DATA)
+        except InvalidExpression as error:
+            return error.reason
+
+    try:
+        expression = compile_expression(text, frozenset(DATA))
+    except InvalidExpression:
+        reject()
+    of_all = copy.copy(expression)
+    of_all._read = None
+    assert outcome(expression) == outcome(of_all)
+
+
+def test_an_item_of_a_map_does_not_convert_the_list():
+    """F3: `each` may read an input beside a list of any length, and beside the item."""
+    expression = compile_expression("{'file': item, 'region': inputs.region}", frozenset({"item", "inputs"}))
+
+    class Unread(dict):
+        def __getitem__(self, name):
+            assert name == "region"
+            return super().__getitem__(name)
+
+    found = expression.evaluate({"item": "a", "inputs": Unread(region="eu", files=LONG)})
+    assert found == {"file": "a", "region": "eu"}
 
 
 @settings(max_examples=400, deadline=None)

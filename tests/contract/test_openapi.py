@@ -128,7 +128,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
         *OperationRoutes(settings, nothing, nothing, nothing).routes(),
         *FlowViewRoutes(nothing, nothing, nothing, nothing).routes(),
         *FlowCommandRoutes(nothing, nothing).routes(),
-        *ScheduleRoutes(nothing, nothing).routes(),
+        *ScheduleRoutes(nothing, nothing, nothing).routes(),
         *BackfillRoutes(nothing).routes(),
         *TaskLogRoutes(nothing, nothing).routes(),
         *LogReportRoutes(settings, nothing).routes(),

@@ -177,7 +177,7 @@ def _tree_of(paths: Iterable[Sequence[str]]) -> dict[str, Any]:
 
 
 def _only(value: Any, read: Mapping[str, Any] | None) -> Any:
-    """What a tree of paths names of a value; all of what is no object."""
+    """The parts of a value that a tree of paths names. A value that is no object stays whole."""
     if read is None or not isinstance(value, Mapping):
         return value
     return {name: _only(value[name], below) for name, below in read.items() if name in value}

@@ -11,7 +11,7 @@ import click
 from penstock.cli.gateway import client_options, without_empty
 from penstock.cli.groups import Group
 from penstock.cli.inputs import naming_options
-from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME
+from penstock.cli.names import FLOW_NAME, SCHEDULE_NAME, TYPE_NAME
 from penstock.cli.options import (
     PRIORITY,
     by_option,
@@ -53,7 +53,9 @@ def schedules() -> None:
 
 @schedules.command()
 @click.argument("name", type=SCHEDULE_NAME)
-@click.option("--flow", required=True, type=FLOW_NAME, help="The definition whose flows start.")
+@click.option("--flow", type=FLOW_NAME, help="The definition whose flows start.")
+@click.option("--type", type=TYPE_NAME, help="In place of --flow: the task type of which a task starts.")
+@click.option("--stage", help="With --type: the first stage of the tasks. Default: that of the type.")
 @click.option(
     "--cron",
     required=True,
@@ -68,8 +70,8 @@ def schedules() -> None:
     "--input",
     "input_",
     metavar="EXPRESSION",
-    help="The inputs of the flow, in CEL. The expression reads `schedule`, `tick` and `local_tick`: "
-    "'{\"day\": local_tick}'. Default: no inputs.",
+    help="The inputs of the flow, or the context of the task, in CEL. The expression reads `schedule`, "
+    "`tick` and `local_tick`: '{\"day\": local_tick}'. Default: no inputs.",
 )
 @click.option("--priority", type=PRIORITY, help="The order of release of the tasks. Default: MEDIUM.")
 @label_option("A label of the flows. The option is repeatable.")

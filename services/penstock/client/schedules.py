@@ -20,23 +20,21 @@ PAGE_SIZE = 500
 class ScheduleMethods:
     """The methods of `Client` about schedules."""
 
-    async def put_schedule(
-        self: Transport, /, name: str, *, flow: str, cron: str, **settings: Any
-    ) -> Document:
+    async def put_schedule(self: Transport, /, name: str, *, cron: str, **settings: Any) -> Document:
         """Creates a schedule or replaces its settings, and returns it as it is now.
 
         Args:
             name: letters, digits, `_` and `-`.
-            flow: the definition whose flows start.
             cron: minute, hour, day, month, day of the week.
-            settings: `zone`, `version`, `input`, `priority`, `labels`, `events`, `callbacks`,
-                `catch_up`, `catch_up_limit`, `catch_up_rate`, `overlap`, `paused`. Each other one
-                gets its default, but `paused` stays.
+            settings: `flow`, the definition whose flows start, or `type`, the task type of which
+                plain tasks start, with `stage`. Also `zone`, `version`, `input`, `priority`,
+                `labels`, `events`, `callbacks`, `catch_up`, `catch_up_limit`, `catch_up_rate`,
+                `overlap`, `paused`. Each other one gets its default, but `paused` stays.
 
         Raises:
             Invalid: a setting is refused; `pointer` is the field at fault.
         """
-        body = orjson.dumps({"flow": flow, "cron": cron, **settings})
+        body = orjson.dumps({"cron": cron, **settings})
         return await self._request("PUT", _path(name), body)
 
     async def schedules(

@@ -15,10 +15,13 @@ from penstock.postgres.schedule_rows import Settings
 
 # The values that the expression of a schedule reads.
 VARIABLES = frozenset({"schedule", "tick", "local_tick"})
+# Tells a definition that a schedule of tasks has made from one that a user has uploaded.
+OF_TASKS = "One task at each tick of the schedule with this name, which has made this definition."
+_CONTEXT = '{"context":\n%s\n}'
 
 
-def check_input(expression: str) -> None:
-    """Checks the expression for the inputs.
+def check_input(expression: str, *, of_task: bool = False) -> None:
+    """Checks the expression for the inputs, or for the context of a task.
 
     Raises:
         InvalidRecord: it is wrong; with the place.
@@ -27,11 +30,38 @@ def check_input(expression: str) -> None:
         compiled = compile_expression(expression, VARIABLES)
     except InvalidExpression as error:
         raise InvalidRecord(_text(error), pointer="/input") from error
-    if compiled.type not in ("DYN", "MAP"):
+    if not of_task and compiled.type not in ("DYN", "MAP"):
         raise InvalidRecord(
             f'the inputs are an object, and the expression gives {compiled.type}: write {{"name": value, …}}',
             pointer="/input",
         )
+
+
+def task_definition(name: str, version: int, type_name: str, stage: str | None) -> dict[str, Any]:
+    """The definition of a schedule that runs plain tasks: one node, whose context is the input.
+
+    Args:
+        name: of the schedule.
+        version: of the definition.
+        type_name: of the tasks.
+        stage: their first one; None is that of the type.
+    """
+    node = {"kind": "task", "type": type_name, "input": "inputs.context"}
+    if stage is not None:
+        node["stage"] = stage
+    return {
+        "flow": name,
+        "version": version,
+        "description": OF_TASKS,
+        "inputs": {"context": {"default": None}},
+        "nodes": {"task": node},
+        "output": "nodes.task.output",
+    }
+
+
+def task_input(expression: str | None) -> str | None:
+    """The expression for the inputs of such a definition, from one for the context of its task."""
+    return None if expression is None else _CONTEXT % expression
 
 
 def inputs_at(settings: Settings, tick: datetime) -> Mapping[str, Any]:

@@ -133,7 +133,7 @@ def create_app(
                 CallbackSecretRoutes(settings, pool, types),
                 CallbackRoutes(pool),
                 FlowDefinitionRoutes(settings, pool, types, definitions),
-                ScheduleRoutes(pool, definitions),
+                ScheduleRoutes(pool, types, definitions),
                 BackfillRoutes(pool),
                 operations,
                 FlowViewRoutes(pool, objects, ends, explainer),

@@ -33,6 +33,7 @@ def own_faults(name: str, raw: Any) -> list[Invalid]:
     sound = _sound(raw, found)
     if sound.get("name", name) != name:
         found.append(InvalidRecord("the name differs from that of the path: leave it out", pointer="/name"))
+    found += _faults_of_subject(raw)
     found += cron_faults(sound.get("cron"), sound.get("zone"))
     found += _faults_of_values(sound)
     return found
@@ -94,9 +95,19 @@ def _faults_of_values(sound: Mapping[str, Any]) -> Iterator[Invalid]:
         yield error
     try:
         if sound.get("input") is not None:
-            check_input(sound["input"])
+            check_input(sound["input"], of_task="type" in sound)
     except Invalid as error:
         yield error
+
+
+def _faults_of_subject(raw: Mapping[str, Any]) -> Iterator[Invalid]:
+    """Exactly one of a flow and a task type starts."""
+    if ("flow" in raw) == ("type" in raw):
+        yield InvalidRecord("name `flow`, a definition, or `type`, a task type: one of them", pointer="/flow")
+    elif "type" in raw and raw.get("version") is not None:
+        yield InvalidRecord("a task type has no versions: leave `version` out", pointer="/version")
+    elif "flow" in raw and raw.get("stage") is not None:
+        yield InvalidRecord("a flow has no first stage: its nodes have", pointer="/stage")
 
 
 def _rules(raw: Mapping[str, Any]) -> Rules:

@@ -24,6 +24,7 @@ from penstock.gateway.bodies import read_json
 from penstock.gateway.changes import note
 from penstock.gateway.paging import id_cursor, page_size, respond_page
 from penstock.gateway.schedule_settings import own_faults, settings_of, start_faults
+from penstock.gateway.scheduled_tasks import as_flow, require_type
 from penstock.gateway.views import pick
 from penstock.gateway.visibility import require_own_name, visible_name, visible_namespaces
 from penstock.http.server import (
@@ -37,6 +38,7 @@ from penstock.postgres import schedules
 from penstock.postgres.flow_definitions import DefinitionCache, Reached
 from penstock.postgres.queries import transaction
 from penstock.postgres.schedule_rows import Schedule, Settings
+from penstock.postgres.types import TypeCache
 
 # Most ticks of a preview.
 MAX_PREVIEW = 1_000
@@ -51,15 +53,18 @@ class ScheduleRoutes:
 
     Args:
         pool: the database.
+        types: the types of plain tasks that schedules start.
         definitions: the definitions that schedules start.
     """
 
     def __init__(
         self,
         pool: asyncpg.Pool[asyncpg.Record],
+        types: TypeCache,
         definitions: DefinitionCache,
     ) -> None:
         self._pool = pool
+        self._types = types
         self._definitions = definitions
 
     def routes(self) -> list[web.RouteDef]:
@@ -90,8 +95,12 @@ class ScheduleRoutes:
             is_named = "flow" in raw and all(fault.pointer != "/flow" for fault in faults)
             reached = await self._reach(raw, grant, self._pool) if is_named else Reached()
             raise one_or_all([*faults, *start_faults(name, raw, datetime.now(UTC), reached)])
+        if "type" in raw:
+            await require_type(self._types, grant, name, raw["type"])
         async with transaction(self._pool) as connection:
             existing = await schedules.locked(connection, name)
+            if "type" in raw:
+                raw = await as_flow(connection, name, raw, grant.actor or None)
             settings = settings_of(name, raw, existing)
             now = existing.now if existing else await schedules.clock(connection)
             position = now if existing is None or _restarts(existing, settings) else existing.position

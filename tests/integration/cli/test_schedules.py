@@ -104,6 +104,36 @@ async def test_a_schedule_from_the_command_line(schedules: Invoke, pool: asyncpg
     assert (await schedules("remove", "night")).exit_code == gone.exit_code
 
 
+async def test_a_schedule_of_tasks_makes_its_definition(
+    schedules: Invoke, url: str, pool: asyncpg.Pool
+) -> None:
+    """F4: the same tasks keep their version; an error names the option at fault."""
+    tasks = ("add", "clips", "--type", "media", "--cron", "0 * * * *")
+    [first] = documents(await schedules(*tasks, "--input", "[tick, 1]", "--json"))
+    assert (first["flow"], first["version"]) == ("clips", 1)
+    [same] = documents(await schedules(*tasks, "--json"))
+    assert (same["version"], same["input"]) == (1, None)
+    [other] = documents(await schedules(*tasks, "--stage", "cut", "--json"))
+    assert other["version"] == 2
+    async with Client(url) as client:
+        stored = await client.flow_definition("clips", 2)
+    assert stored["definition"]["nodes"]["task"]["stage"] == "cut"
+    for given, words in (
+        (("--type", "unknown"), "--type: there is no task type 'unknown'"),
+        (("--type", "media", "--flow", "nightly"), "one of them"),
+        (("--flow", "nightly", "--stage", "cut"), "--stage"),
+        (("--type", "media", "--version", "1"), "--version"),
+        (("--type", "media", "--input", "nothing"), "--input"),
+        ((), "one of them"),
+    ):
+        refused = await schedules("add", "clips", "--cron", "0 * * * *", *given)
+        assert refused.exit_code != 0, given
+        assert words in refused.output, given
+    refused = await schedules("add", "nightly", "--type", "media", "--cron", "0 * * * *")
+    assert "choose another name" in refused.output
+    assert await pool.fetchval("SELECT version FROM schedule") == 2
+
+
 async def test_the_flows_of_a_schedule_have_its_callbacks_and_are_listed(
     schedules: Invoke, pool: asyncpg.Pool, url: str, tmp_path: Path
 ) -> None:

@@ -8,10 +8,13 @@ from datetime import timedelta
 import orjson
 import pytest
 from tests.integration.flow_owner.support import Owner, definition
+from tests.support.gateways import running_gateway
 from tests.support.services import running_service
 from tests.support.waiting import in_time, wait_until
 
+from penstock.client import Client
 from penstock.core.schedule_policy import CatchUp, Overlap, Rules
+from penstock.core.task import Priority
 from penstock.cron import parse_cron
 from penstock.errors import Stalled
 from penstock.flow_owner.app import create_app
@@ -62,6 +65,30 @@ async def test_queued_ticks_and_flows_that_wait_for_a_tick_end(where, pool):
     for row in found:
         tick = row["tick"].isoformat().replace("+00:00", "Z")
         assert orjson.loads(row["output"]) == [tick, tick]
+
+
+async def test_a_schedule_starts_plain_tasks(where, pool):
+    """F4: at each tick a task of the type, with the value of the expression as its context and the
+    priority of the schedule; backfills and overlap hold as for flows."""
+    async with (
+        running_gateway(**where) as gateway,
+        Client(gateway.url) as client,
+        running_service(create_app(FlowsSettings(**where, flow_own_retry_s=0.2))),
+    ):
+        await client.put_schedule("report", type="a", cron="0 3 * * *", input="tick", priority="HIGH")
+        since = await schedules.clock(pool) - timedelta(days=2)
+        await client.backfill("report", since, wait=False)
+
+        async def tasks():
+            rows = await pool.fetch("SELECT * FROM task ORDER BY context")
+            return rows if len(rows) == 2 else None
+
+        found = await wait_until(tasks, what="each tick has its task")
+    ticks = parse_cron("0 3 * * *", "UTC").between(since, await schedules.clock(pool))
+    assert [orjson.loads(row["context"]) for row in found] == [
+        tick.isoformat().replace("+00:00", "Z") for tick in ticks
+    ]
+    assert {(row["type"], row["flow_priority"]) for row in found} == {("a", Priority.HIGH)}
 
 
 @pytest.mark.parametrize("part", ["schedule", "backfill"])

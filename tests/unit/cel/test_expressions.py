@@ -320,7 +320,7 @@ def test_a_bound_is_never_below_the_value(text):
         assert actual.length <= bound.length
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(fitting_expressions() | expressions)
 def test_a_value_needs_only_the_data_that_is_read(text):
     """An evaluation converts what its paths name, so a long list beside it costs nothing."""

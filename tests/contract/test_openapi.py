@@ -33,6 +33,7 @@ from penstock.gateway.flow_definitions import FlowDefinitionRoutes
 from penstock.gateway.flow_operations import FlowCommandRoutes
 from penstock.gateway.flow_views import FlowViewRoutes
 from penstock.gateway.hold import WorkerRoutes
+from penstock.gateway.hold_answers import UnconfirmedTasks
 from penstock.gateway.log_reports import LogReportRoutes
 from penstock.gateway.operations import MAX_ROWS_EXAMINED, VERBS, OperationRoutes
 from penstock.gateway.operations import STATES as OPERATION_STATES
@@ -132,7 +133,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
         *BackfillRoutes(nothing).routes(),
         *TaskLogRoutes(nothing, nothing).routes(),
         *LogReportRoutes(settings, nothing).routes(),
-        *WorkerRoutes(settings, nothing, nothing, nothing, nothing).routes(),
+        *WorkerRoutes(settings, nothing, nothing, nothing, nothing, UnconfirmedTasks()).routes(),
         *ListWorkersRoutes(settings, nothing, nothing).routes(),
         *PageRoutes(nothing, nothing, nothing).routes(),
     ]

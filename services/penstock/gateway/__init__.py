@@ -6,8 +6,9 @@ Guarantees
 - Requests with the same idempotency key return the same task, also when they race.
 - Before `POST /hold_task` answers with a task, Kafka has its claim and the committed offset. A
   record without a request stays in its partition. When the response cannot be written, the gateway
-  retries the task at once. When the client disconnects later, the lease expires and the task is
-  retried.
+  retries the task at once. When the client disconnects later, it gets the task again if it repeats
+  its request under the same key. Otherwise, and after the end of the process, the lease expires
+  and the task is retried.
 - A task does not wait long at a gateway without a worker for it while another member of the type's
   group could take it.
 - What `POST /set_task` accepts is on Kafka with acks=all. The fence decides whether it takes

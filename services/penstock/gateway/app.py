@@ -25,6 +25,7 @@ from penstock.gateway.flow_operations import FlowCommandRoutes
 from penstock.gateway.flow_reruns import Reruns
 from penstock.gateway.flow_views import FlowViewRoutes
 from penstock.gateway.hold import WorkerRoutes
+from penstock.gateway.hold_answers import UnconfirmedTasks
 from penstock.gateway.log_reports import LogReportRoutes
 from penstock.gateway.log_source import LogSource
 from penstock.gateway.log_tail import LogTail
@@ -80,6 +81,7 @@ def create_app(
         settings: of the gateway.
         listening: called with the port, which is unknown before when the settings have 0.
     """
+    unconfirmed = UnconfirmedTasks()
 
     async def service(stopping: asyncio.Event, ready: process.Ready) -> None:
         # Before the database, so that a wrong setting is reported while the database is
@@ -108,7 +110,7 @@ def create_app(
             log_reports = LogReportRoutes(settings, pool)
             request_metrics = RequestMetrics()
             explainer = TaskExplainer(settings, pool)
-            workers = WorkerRoutes(settings, pool, types, objects, producer)
+            workers = WorkerRoutes(settings, pool, types, objects, producer, unconfirmed)
             operations = OperationRoutes(settings, pool, producer, reruns)
             authentication = Authentication(settings, pool, types)
             app = web.Application(
@@ -184,6 +186,7 @@ async def _serve(
     runner = web.AppRunner(app, shutdown_timeout=STOP_S)
     await runner.setup()
     try:
+        workers.undelivered.resume()
         await _accept(runner, settings, stopping, started)
     finally:
         # Before the server waits for its responses: it ends the long polls and leaves the groups.
@@ -192,7 +195,7 @@ async def _serve(
             each.close()
         await workers.close()
         await runner.cleanup()
-        await workers.finish()
+        await workers.undelivered.close()
 
 
 async def _accept(

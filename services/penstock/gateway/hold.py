@@ -32,7 +32,7 @@ from penstock.gateway.access import grant_of
 from penstock.gateway.audit import NOTHING_CHANGED
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.bodies import read_entries, read_json
-from penstock.gateway.hold_answers import REQUEST_KEY, HoldAnswers, repeatable
+from penstock.gateway.hold_answers import REQUEST_KEY, UnconfirmedTasks, repeatable
 from penstock.gateway.hold_requests import ClaimedTasks
 from penstock.gateway.http_workers import HttpWorkers
 from penstock.gateway.openapi import conform
@@ -65,6 +65,7 @@ class WorkerRoutes:
         types: the registered types.
         objects: stores contexts above the inline limit.
         producer: sends claims, heartbeats and results.
+        unconfirmed: of this process.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class WorkerRoutes:
         types: TypeCache,
         objects: ObjectStore,
         producer: BackgroundProducer,
+        unconfirmed: UnconfirmedTasks,
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -86,8 +88,8 @@ class WorkerRoutes:
             lambda: IdleBackoff(settings.gateway_give_back_s)
         )
         self._running: set[asyncio.Task[None]] = set()
-        self._answers = HoldAnswers()
-        self._undelivered = UndeliveredTasks(lambda worker, results: self._send(worker, [], results))
+        self._answers = unconfirmed.answers
+        self.undelivered = UndeliveredTasks(self._send, unconfirmed.undelivered)
         self.seen = HttpWorkers()
 
     def routes(self) -> list[web.RouteDef]:
@@ -100,10 +102,6 @@ class WorkerRoutes:
             consumer.close()
         if self._running:
             await asyncio.wait(self._running)
-
-    async def finish(self) -> None:
-        """Returns the tasks of answers that were not delivered, once no answer is under way."""
-        await self._undelivered.close()
 
     async def hold(self, request: web.Request) -> web.Response:
         """POST /hold_task: answers once a task is available, or without tasks after `wait_s`."""
@@ -124,7 +122,7 @@ class WorkerRoutes:
         most = int(raw.get("max", 1))
         answer, lost = self._answers.asked(raw["worker"], raw["type"], request.headers.get(REQUEST_KEY))
         claimed, stale = repeatable(lost, most, asyncio.get_running_loop().time())
-        self._undelivered.add(raw["worker"], stale)
+        self.undelivered.add(raw["worker"], stale)
         if not claimed.tasks:
             claimed = await self._consumer(task_type).hold(
                 raw["worker"],
@@ -134,7 +132,7 @@ class WorkerRoutes:
                 {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
             )
         if answer.asked_again:
-            self._undelivered.add(raw["worker"], claimed.tasks)
+            self.undelivered.add(raw["worker"], claimed.tasks)
             claimed = ClaimedTasks.none()
         if not claimed.tasks:
             request[NOTHING_CHANGED] = True
@@ -147,7 +145,7 @@ class WorkerRoutes:
         response = respond(body)
         self._answers.keep(answer, claimed, response.content_length or 0)
         if not await _write_response(request, response) and answer.take():
-            self._undelivered.add(raw["worker"], claimed.tasks)
+            self.undelivered.add(raw["worker"], claimed.tasks)
         return response
 
     async def set(self, request: web.Request) -> web.Response:
@@ -179,7 +177,7 @@ class WorkerRoutes:
         )
         lost |= {beat.attempt_id: "over" for beat in beats if beat.attempt_id.task_id in foreign}
         results, waiting = await store_contexts(self._pool, self._objects, by_index, rejected)
-        await self._send(worker, [beat for beat in beats if beat.attempt_id not in lost], results)
+        await self._send(worker, results, [beat for beat in beats if beat.attempt_id not in lost])
         if waiting is not None:
             # All other entries are accepted, and a repetition of them changes nothing.
             raise waiting
@@ -246,7 +244,9 @@ class WorkerRoutes:
             if self._consumers.get(name) is consumer:
                 del self._consumers[name]
 
-    async def _send(self, worker: str, beats: Sequence[BeatEntry], results: Sequence[StageResult]) -> None:
+    async def _send(
+        self, worker: str, results: Sequence[StageResult], beats: Sequence[BeatEntry] = ()
+    ) -> None:
         heartbeats = list(heartbeats_of(worker, beats))
         await asyncio.gather(*(self._producer.send_results(worker, chunk) for chunk in _chunks(results)))
         if results:

@@ -3,13 +3,15 @@
 The system accepts an answer before the worker has it. When a proxy, or the way to it, is gone, the
 gateway notices nothing: the tasks would wait for their leases and be charged a loss. So a worker
 repeats a request without an answer under the same key, and gets the same tasks. They are kept in
-memory: after a repetition at another gateway they wait for their leases.
+the memory of the process: after its end, or a repetition at another gateway, they wait for their
+leases.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from penstock.contracts.ready import ReadyTask
 from penstock.gateway.hold_requests import ClaimedTasks
@@ -93,6 +95,22 @@ class HoldAnswers:
     def _drop(self, answer: HoldAnswer) -> None:
         del self._kept[answer.place]
         self._bytes -= answer.size
+
+
+@dataclass(frozen=True, slots=True)
+class UnconfirmedTasks:
+    """Claimed tasks that their workers may not have received.
+
+    The process keeps them while its gateway begins again: the outage that made it begin again
+    often lost the answers.
+
+    Attributes:
+        answers: the last answers.
+        undelivered: workers and tasks that are not returned yet.
+    """
+
+    answers: HoldAnswers = field(default_factory=HoldAnswers)
+    undelivered: list[tuple[str, Sequence[ReadyTask]]] = field(default_factory=list)
 
 
 def repeatable(lost: ClaimedTasks | None, most: int, now_s: float) -> tuple[ClaimedTasks, list[ReadyTask]]:

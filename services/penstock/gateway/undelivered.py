@@ -1,7 +1,7 @@
 """Returns tasks that their workers never received, without charging their attempts.
 
-In doubt it tries again until the gateway stops: what loses an answer often cuts off Kafka, too.
-Only then the tasks wait for their leases.
+In doubt it tries again until the process ends: what loses an answer often cuts off Kafka, too, and
+then the gateway begins again. Only at the end of the process the tasks wait for their leases.
 """
 
 from __future__ import annotations
@@ -25,11 +25,24 @@ class UndeliveredTasks:
 
     Args:
         send: writes results of a worker, and the ends of their leases.
+        kept: workers and tasks that the next gateway of this process returns.
     """
 
-    def __init__(self, send: Callable[[str, Sequence[StageResult]], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        send: Callable[[str, Sequence[StageResult]], Awaitable[None]],
+        kept: list[tuple[str, Sequence[ReadyTask]]],
+    ) -> None:
         self._send = send
+        self._kept = kept
         self._returning: set[asyncio.Task[None]] = set()
+
+    def resume(self) -> None:
+        """Returns what the gateway before this one in the process has not."""
+        kept = self._kept.copy()
+        self._kept.clear()
+        for worker, tasks in kept:
+            self.add(worker, tasks)
 
     def add(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
         """Returns tasks of a worker in the background."""
@@ -40,7 +53,7 @@ class UndeliveredTasks:
         returning.add_done_callback(self._returning.discard)
 
     async def close(self) -> None:
-        """Waits until all are returned, for at most `STOP_S` seconds."""
+        """Waits until all are returned, for at most `STOP_S` seconds; keeps the others."""
         if not self._returning:
             return
         _done, late = await asyncio.wait(self._returning, timeout=STOP_S)
@@ -60,8 +73,9 @@ class UndeliveredTasks:
                 lambda: self._send(worker, results), waiting_for="return of tasks that were not received"
             )
         except asyncio.CancelledError:
+            self._kept.append((worker, tasks))
             log.warning(
-                "Cannot return tasks that were not delivered; they are retried when their leases expire",
+                "Tasks that were not delivered are not returned; if the process ends, they wait for their leases",
                 extra={"event": "return_failed", "worker": worker, "tasks": len(tasks)},
             )
             raise

@@ -7,10 +7,11 @@ import dataclasses
 import socket
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import asyncpg
 import orjson
 import pytest
@@ -20,13 +21,16 @@ from tests.support.gateways import Caller, running_gateway
 from tests.support.services import read_records, write
 from tests.support.waiting import in_time, wait_until
 
+from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.inbound import decode_heartbeat, decode_results
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence, Outcome
 from penstock.core.suspects import Isolation
-from penstock.errors import KafkaUnavailable
+from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.gateway import background_producer
+from penstock.gateway.app import create_app
+from penstock.gateway.settings import GatewaySettings
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topic_config import partitions_of
@@ -195,6 +199,71 @@ async def test_a_repeated_request_gets_the_tasks_of_its_lost_answer(gateway: Cal
     assert await hold("b", wait_s=0) == {"tasks": []}
     await release(kafka, ready_task(8))
     assert [task["id"] for task in (await hold("c"))["tasks"]] == [8]
+
+
+async def test_a_gateway_that_begins_again_repeats_its_answers(
+    kafka: Kafka, database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T6, O2: an outage loses an answer and ends the producer. The gateway begins again in its
+    process, and answers the repetition with the same attempts."""
+    producers: list[Any] = []
+    ports: list[int] = []
+
+    def make(settings: Kafka) -> Any:
+        producers.append(make_producer(settings))
+        return producers[-1]
+
+    monkeypatch.setattr(background_producer, "make_producer", make)
+    settings = GatewaySettings.load(
+        {},
+        gateway_port=0,
+        kafka=kafka.kafka,
+        prefix=kafka.prefix,
+        postgres=database,
+        objects=f"file://{tmp_path}",
+    )
+    service = create_app(settings, listening=ports.append)
+
+    stopping = asyncio.Event()
+
+    def broken(**_options: Any) -> None:
+        raise RuntimeError("a defect")
+
+    async def hold(gateway: Caller) -> Any:
+        answer = await gateway.post("/hold_task", HOLD, headers={"Idempotency-Key": "a"})
+        return answer.body["tasks"]
+
+    async with aiohttp.ClientSession() as session:
+
+        async def begun(times: int) -> Caller:
+            await wait_until(lambda: len(ports) == times)
+            gateway = Caller(f"http://127.0.0.1:{ports[-1]}", session)
+            await wait_until(gateway.is_ready)
+            return gateway
+
+        async def begun_again() -> bool:
+            with suppress(aiohttp.ClientError):
+                await gateway.post(*REPORT)
+            return len(ports) == 2
+
+        # As `process.run`: a lost session lets it begin again.
+        running = asyncio.ensure_future(
+            retry_until_available(
+                lambda: service(stopping, lambda: None), waiting_for="the gateway", retry_on=(SessionLost,)
+            )
+        )
+        try:
+            gateway = await begun(1)
+            await gateway.post("/types", {"name": "media", "partitions": 2})
+            await release(kafka, ready_task(1))
+            held = await hold(gateway)
+            assert [task["id"] for task in held] == [1]
+            monkeypatch.setattr(producers[0]._message_accumulator, "drain_by_nodes", broken)
+            await wait_until(begun_again)
+            assert await hold(await begun(2)) == held
+        finally:
+            stopping.set()
+            await in_time(running)
 
 
 async def test_an_idle_gateway_leaves_the_group(kafka: Kafka, database: str, tmp_path: Path) -> None:

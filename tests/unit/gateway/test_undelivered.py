@@ -34,7 +34,7 @@ class Kafka:
 async def test_tasks_are_returned_after_an_outage():
     """S11, T6: otherwise the tasks would wait for their leases, and be charged a loss."""
     kafka = Kafka(outages=2)
-    undelivered = UndeliveredTasks(kafka.send)
+    undelivered = UndeliveredTasks(kafka.send, [])
     undelivered.add("w", TASKS)
     undelivered.add("w", [])
     await wait_until(lambda: kafka.sent, what="the return")
@@ -42,9 +42,9 @@ async def test_tasks_are_returned_after_an_outage():
 
 
 async def test_a_stop_waits_for_kafka_for_a_short_time_only(monkeypatch, caplog):
-    """T6: the leases of the others return them."""
+    """T6: if the process ends, the leases of the others return them."""
     kafka = Kafka(outages=0)
-    undelivered = UndeliveredTasks(kafka.send)
+    undelivered = UndeliveredTasks(kafka.send, [])
     undelivered.add("w", TASKS)
     await undelivered.close()
     assert len(kafka.sent) == 1
@@ -55,3 +55,19 @@ async def test_a_stop_waits_for_kafka_for_a_short_time_only(monkeypatch, caplog)
     await undelivered.close()
     assert len(kafka.sent) == 1
     assert "return_failed" in [vars(record).get("event") for record in caplog.records]
+
+
+async def test_the_next_gateway_returns_undelivered_tasks(monkeypatch):
+    """O2, T6: an outage that loses answers often ends the gateway's producer. The gateway that
+    begins again returns the tasks."""
+    kafka, kept = Kafka(outages=1_000_000), []
+    monkeypatch.setattr(module, "STOP_S", 0.05)
+    ended = UndeliveredTasks(kafka.send, kept)
+    ended.add("w", TASKS)
+    await asyncio.sleep(0)
+    await ended.close()
+    kafka.outages = 0
+    UndeliveredTasks(kafka.send, kept).resume()
+    await wait_until(lambda: kafka.sent, what="the return")
+    assert kafka.sent == [("w", [(task.fence, Outcome.HANDED_BACK) for task in TASKS])]
+    assert kept == []

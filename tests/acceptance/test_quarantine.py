@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import sys
+import time
 from collections import Counter
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,9 @@ from penstock.client import Client, Draft
 from penstock.local.deployment import Deployment
 from tests.support.services import read
 from tests.support.waiting import wait_until
+
+# Seconds in which healthy tasks end beside one killer, with leases of two seconds.
+WITHIN_S = 30.0
 
 
 @asynccontextmanager
@@ -49,15 +53,17 @@ async def supervised_worker(environment):
     ("transport", "killers", "healthy"),
     [
         ("kafka", ["exit"], 8),
+        pytest.param("kafka", ["kill"], 50, marks=[pytest.mark.long, pytest.mark.alone]),
         pytest.param("kafka", ["exit", "segfault", "kill"], 50, marks=pytest.mark.long),
         pytest.param("http", ["exit", "segfault", "kill"], 50, marks=pytest.mark.long),
     ],
 )
 async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
-    shared_options, transport, killers, healthy
+    shared_options, transport, killers, healthy, capsys
 ):
     """W8: beside healthy tasks, each killer is quarantined after `max_losses` losses. All others
-    succeed, and none of them is charged as often."""
+    succeed, and none of them is charged as often. Beside one killer they have at most three
+    attempts, and all fifty have ended within thirty seconds."""
     async with Deployment(shared_options()) as deployment, Client(deployment.gateway_url) as client:
         await client.register_type("risky", lease_ms=2_000, retry_base_ms=50, max_losses=3, max_attempts=10)
         environment = dict(deployment.environment)
@@ -67,11 +73,22 @@ async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
         for number, way in enumerate(killers):
             drafts.insert(2 * number + 3, Draft(type="risky", context=way))
         submitted = await client.submit_many(drafts)
+        innocent = [task.id for draft, task in zip(drafts, submitted, strict=True) if not draft.context]
+        began_s = time.monotonic()
         async with supervised_worker(environment) as deaths:
+            await client.wait(innocent)
+            took_s = time.monotonic() - began_s
             await client.wait([task.id for task in submitted])
             tasks = [await client.get(task.id) for task in submitted]
     states = Counter((draft.context, task.state) for draft, task in zip(drafts, tasks, strict=True))
     assert states == {("", "succeeded"): healthy} | {(way, "quarantined"): 1 for way in killers}
+    attempts = max(task.attempt + 1 for task in tasks if task.id in innocent)
+    with capsys.disabled():
+        print(f"\nMEASURED {killers}: {healthy} innocents in {took_s:.1f} s, at most {attempts} attempts")
+    # Once beside all killers, and at most once behind each of them.
+    assert attempts <= 2 + len(killers)
+    if (healthy, len(killers)) == (50, 1):
+        assert took_s <= WITHIN_S
     assert set(deaths) <= {17, -11, -9, 0}
     # Each death is charged to a killer, except those of the first tasks that ran together.
     assert sum(deaths[status] for status in (17, -11, -9)) <= 3 * len(killers) + len(killers)

@@ -138,6 +138,36 @@ def test_each_killer_is_quarantined_and_each_healthy_task_succeeds(
         assert losses[task.number] == max_losses if task.kills else losses[task.number] < max_losses
 
 
+@settings(max_examples=50, deadline=None)
+@given(healthy=st.integers(1, 60), size=st.integers(1, 60), claims=st.integers(1, 61), random=st.randoms())
+def test_a_task_has_at_most_three_attempts_with_one_killer(healthy, size, claims, random):
+    """W8: a healthy task is lost with the killer once beside it and once behind it. Then the killer
+    runs alone, and after all that wait with it."""
+    tasks = [SimulatedTask(number, number == 0, 1) for number in range(healthy + 1)]
+    while any(task.state not in (State.SUCCEEDED, State.QUARANTINED) for task in tasks):
+        worker = SimulatedWorker(size)
+        ready = [task for task in tasks if task.state in (State.READY, State.SCHEDULED)]
+        random.shuffle(ready)
+        # Waiting attempts that are no suspects are not claimed when their worker is lost.
+        ready = [task for task in ready if task.counts.losses] + [
+            task for task in ready if not task.counts.losses
+        ][:size]
+        for task in ready[:claims]:
+            worker.claim(task, 3)
+        worker.fill()
+        while worker.running:
+            task = random.choice([entry[0] for entry in worker.running.values()])
+            if task.kills:
+                lose_worker(worker.held, Counter(), 3, random)
+                break
+            del worker.running[task.number]
+            worker.queue.end_turn(task.number)
+            task.state = State.SUCCEEDED
+            worker.fill()
+    assert tasks[0].state is State.QUARANTINED
+    assert max(task.attempt + 1 for task in tasks[1:]) <= 3
+
+
 def test_a_loss_is_charged_to_the_suspect_that_had_begun():
     """W8: waiting suspects and other attempts are charged nothing; without a begun suspect all
     others are."""

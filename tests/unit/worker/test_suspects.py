@@ -190,8 +190,9 @@ async def test_a_worker_is_blocked_while_a_suspect_runs_alone_for_long():
     """S13, W8: after its turn, what waits beside a suspect that runs alone goes back to other
     workers, also what comes later. The worker takes no attempts until the suspect has ended."""
     rig = Rig(turn_s=0.0)
-    rig.pool.start_all([ready(1, Isolation.ALONE), ready(2), ready(3, Isolation.ONE)])
+    rig.pool.start_all([ready(1, Isolation.ALONE)])
     rig.pool.begin(rig.announced[0])
+    rig.pool.start_all([ready(2), ready(3, Isolation.ONE)])
     await wait_until(lambda: rig.blocks == [True], every=0)
     rig.pool.start_all([ready(4), ready(5, Isolation.ONE)])
     assert [result.fence.id for result in rig.results] == [2, 3, 4, 5]

@@ -1,18 +1,45 @@
 -- The invariant, as far as PostgreSQL knows it. Every answer is bounded: the first `show`
--- offenders, each with the number of all of them (`found`).
+-- offenders, each with the number of all of them (`found`). No number exceeds `most`, because
+-- counting all rows of a large table would read all of it.
 
 -- name: states
-SELECT state, count(*) AS tasks FROM task GROUP BY state ORDER BY state;
+-- Unfinished tasks by state, at most `most` ($1) of each; and the `most` that ended last.
+SELECT state, count(*) AS tasks
+FROM (
+    (SELECT state FROM task WHERE state = 'scheduled' LIMIT $1)
+    UNION ALL (SELECT state FROM task WHERE state = 'ready' LIMIT $1)
+    UNION ALL (SELECT state FROM task WHERE state = 'queued' LIMIT $1)
+    UNION ALL (SELECT state FROM task WHERE state = 'running' LIMIT $1)
+    UNION ALL (SELECT state FROM task WHERE state = 'waiting' LIMIT $1)
+    UNION ALL (SELECT state FROM task WHERE state = 'paused' LIMIT $1)
+    UNION ALL (SELECT state FROM task WHERE finished_at IS NOT NULL ORDER BY finished_at DESC, id DESC LIMIT $1)
+) AS counted
+GROUP BY state ORDER BY state;
 
 -- name: callback_states
-SELECT state, count(*) AS callbacks FROM callback GROUP BY state ORDER BY state;
+-- Callbacks by state, at most `most` ($1) of each; of those that were delivered, among as many of
+-- the newest.
+SELECT state, count(*) AS callbacks
+FROM (
+    (SELECT state FROM callback WHERE state = 'pending' LIMIT $1)
+    UNION ALL (SELECT state FROM callback WHERE state = 'held' LIMIT $1)
+    UNION ALL (SELECT state FROM callback WHERE state = 'dead' LIMIT $1)
+    UNION ALL (SELECT state FROM (SELECT state FROM callback ORDER BY id DESC LIMIT $1) AS newest WHERE state = 'delivered')
+) AS counted
+GROUP BY state ORDER BY state;
+
+-- name: task_range
+-- The last of the next `limit` ($2) tasks behind an id ($1).
+SELECT max(id) AS last_id FROM (SELECT id FROM task WHERE id > $1 ORDER BY id LIMIT $2) AS t;
 
 -- name: now
 SELECT now() AS now;
 
 -- name: queued_types
 -- Types with tasks that have been queued since before a moment.
-SELECT DISTINCT type FROM task WHERE state = 'queued' AND updated_at < $1 ORDER BY type;
+SELECT y.name AS type FROM task_type y
+WHERE EXISTS (SELECT FROM task t WHERE t.type = y.name AND t.state = 'queued' AND t.updated_at < $1)
+ORDER BY y.name;
 
 -- name: noted
 -- Tasks whose release Kafka has not confirmed yet, at most `limit`.
@@ -23,10 +50,11 @@ SELECT unnest(task_ids) AS id FROM release LIMIT $1;
 SELECT id, type, step, attempt FROM task WHERE state = 'queued' AND updated_at < $1;
 
 -- name: ready
--- Types with tasks that have been ready for longer than `grace` seconds, and the first task of
--- each. `owned`: whether a task-sync holds the lock of the type (see `release.own`). `limited`:
--- whether the type is paused or full, or has limits for its concurrency keys or its rate, any of
--- which may explain the wait.
+-- Types with tasks that have been ready for longer than `grace` ($1) seconds, and the first task of
+-- each; `tasks` is their number among the first `most` ($2) in the order of release. `owned`:
+-- whether a task-sync holds the lock of the type (see `release.own`). `limited`: whether the type
+-- is paused or full, or has limits for its concurrency keys or its rate, any of which may explain
+-- the wait.
 SELECT r.*,
        (SELECT y.paused OR y.keyed OR y.starts_per_s IS NOT NULL
                OR coalesce(y.max_in_flight <= (SELECT count(*) FROM task t
@@ -39,21 +67,45 @@ SELECT r.*,
       AND l.classid::bigint = (hashtextextended('penstock.release.' || r.type, 0) >> 32) & 4294967295
       AND l.objid::bigint = hashtextextended('penstock.release.' || r.type, 0) & 4294967295
 ) AS owned
-FROM (SELECT type, min(id) AS id, count(*) AS tasks,
-             extract(epoch FROM now() - min(updated_at))::double precision AS age_s
-      FROM task WHERE state = 'ready' AND updated_at < now() - make_interval(secs => $1) GROUP BY type) r
+FROM (SELECT y.name AS type, f.*
+      FROM task_type y
+      CROSS JOIN LATERAL (
+          SELECT min(n.id) AS id, count(*) AS tasks,
+                 extract(epoch FROM now() - min(n.updated_at))::double precision AS age_s
+          FROM (SELECT t.id, t.updated_at FROM task t WHERE t.type = y.name AND t.state = 'ready'
+                ORDER BY t.type, {{t.release_level}} LIMIT $2) n
+          WHERE n.updated_at < now() - make_interval(secs => $1)
+      ) f
+      WHERE f.tasks > 0) r
 ORDER BY r.type;
 
 -- name: running
--- The running tasks of each heartbeats partition: their number and the first one.
-SELECT lease_partition, min(id) AS id, count(*) AS tasks
-FROM task WHERE state = 'running' AND lease_partition >= 0 AND lease_partition < $1
-GROUP BY lease_partition ORDER BY lease_partition;
+-- The running tasks of each of so many ($1) heartbeats partitions: their number, at most `most`
+-- ($2), and the first one of these.
+SELECT p.lease_partition, f.id, f.tasks
+FROM generate_series(0, $1::integer - 1) AS p (lease_partition)
+CROSS JOIN LATERAL (
+    SELECT min(n.id) AS id, count(*) AS tasks
+    FROM (SELECT t.id FROM task t WHERE t.state = 'running' AND t.lease_partition = p.lease_partition LIMIT $2) n
+) f
+WHERE f.tasks > 0 ORDER BY p.lease_partition;
+
+-- name: leased
+-- Running attempts whose rows have not changed for the length of their lease and `grace` ($2)
+-- seconds, on one of so many ($1) heartbeats partitions; read by cursor.
+SELECT t.id, t.step, t.attempt, t.worker, l.lease_s
+FROM task t
+JOIN task_type y ON y.name = t.type
+CROSS JOIN LATERAL (SELECT coalesce(t.lease_ms, y.lease_ms) / 1000.0::double precision AS lease_s) l
+WHERE t.state = 'running' AND t.worker IS NOT NULL AND t.lease_partition >= 0 AND t.lease_partition < $1
+  AND t.updated_at < now() - make_interval(secs => l.lease_s + $2);
 
 -- name: overdue
 -- Scheduled tasks that have been due for longer than `grace` seconds.
 SELECT id, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
-FROM task WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
+FROM (SELECT id, due_at FROM task WHERE state = 'scheduled' AND due_at < now() - make_interval(secs => $2)
+      ORDER BY due_at LIMIT $3) AS t
+ORDER BY due_at LIMIT $1;
 
 -- name: unwatched
 -- Running attempts without a heartbeats partition that exists.
@@ -64,11 +116,11 @@ WHERE state = 'running'
 ORDER BY id LIMIT $1;
 
 -- name: waiting
--- Waiting tasks without anything that could wake them.
-SELECT t.id, count(*) OVER () AS found FROM task t
-WHERE t.state = 'waiting'
+-- Waiting tasks without anything that could wake them, behind an id ($1) up to another ($2).
+SELECT t.id FROM task t
+WHERE t.id > $1 AND t.id <= $2 AND t.state = 'waiting'
   AND NOT EXISTS (SELECT FROM flow f WHERE f.task_id = t.id AND f.task_step = t.step AND f.status = 'running')
-ORDER BY t.id LIMIT $1;
+ORDER BY t.id;
 
 -- name: unsent
 SELECT id, type, cardinality(task_ids) AS tasks, count(*) OVER () AS found
@@ -90,26 +142,30 @@ FROM callback_outbox WHERE refused IS NULL AND created_at < now() - make_interva
 SELECT id::text, topic, cardinality(records) AS records, refused, count(*) OVER () AS found
 FROM callback_outbox WHERE refused IS NOT NULL ORDER BY created_at LIMIT $1;
 
+-- name: tasks_ahead
+-- Tasks behind an id ($1) up to another ($2) with times of a database clock that was ahead by more
+-- than `grace` ($3) seconds: they come late by as much. A time that the database wrote itself shows
+-- it while it is in the future. A back-off shows it by its length, which the type limits. A
+-- `run_at` (step 0, attempt 0) and a delay that a handler chose may have any length.
+SELECT 'task' AS what, t.id::text AS id,
+       extract(epoch FROM greatest(t.updated_at - now(), d.due_at - now()))::double precision AS ahead_s
+FROM task t
+JOIN task_type y ON y.name = t.type
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN t.state = 'scheduled' AND t.attempt > 0
+                     AND t.due_at > now() + make_interval(secs => $3 + y.retry_max_ms / 1000.0)
+                     AND EXISTS (SELECT FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
+                                 AND a.attempt = t.attempt - 1 AND a.outcome IN ('fail', 'expired'))
+                THEN t.due_at END AS due_at
+) d
+WHERE t.id > $1 AND t.id <= $2 AND t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
+  AND (t.updated_at > now() + make_interval(secs => $3) OR d.due_at IS NOT NULL)
+ORDER BY t.id;
+
 -- name: ahead
--- Rows with times of a database clock that was ahead by more than `grace` seconds: they come late
--- by as much. A time that the database wrote itself shows it while it is in the future. A back-off
--- shows it by its length, which the type limits. A `run_at` (step 0, attempt 0) and a delay that a
--- handler chose may have any length.
+-- The same of other rows.
 WITH ahead AS (
-    SELECT 'task' AS what, t.id::text AS id, greatest(t.updated_at - now(), d.due_at - now()) AS by
-    FROM task t
-    JOIN task_type y ON y.name = t.type
-    CROSS JOIN LATERAL (
-        SELECT CASE WHEN t.state = 'scheduled' AND t.attempt > 0
-                         AND t.due_at > now() + make_interval(secs => $2 + y.retry_max_ms / 1000.0)
-                         AND EXISTS (SELECT FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
-                                     AND a.attempt = t.attempt - 1 AND a.outcome IN ('fail', 'expired'))
-                    THEN t.due_at END AS due_at
-    ) d
-    WHERE t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-      AND (t.updated_at > now() + make_interval(secs => $2) OR d.due_at IS NOT NULL)
-    UNION ALL
-    SELECT 'callback', id, greatest(created_at, published_at, waits_since) - now() FROM callback
+    SELECT 'callback' AS what, id, greatest(created_at, published_at, waits_since) - now() AS by FROM callback
     WHERE state = 'pending' AND greatest(created_at, published_at, waits_since) > now() + make_interval(secs => $2)
     UNION ALL
     SELECT 'event', id::text, created_at - now() FROM outbox WHERE created_at > now() + make_interval(secs => $2)
@@ -126,13 +182,16 @@ FROM ahead ORDER BY what, id LIMIT $1;
 
 -- name: undelivered
 SELECT id, namespace, target, extract(epoch FROM now() - due_at)::double precision AS late_s, count(*) OVER () AS found
-FROM callback WHERE state = 'pending' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $1;
+FROM (SELECT id, namespace, target, due_at FROM callback
+      WHERE state = 'pending' AND due_at < now() - make_interval(secs => $2) ORDER BY due_at LIMIT $3) AS c
+ORDER BY due_at LIMIT $1;
 
 -- name: held
--- Targets that have been normal for longer than `grace` seconds and have held callbacks, with the
--- first callback of each. Callbacks that wait for others of a target are right while it is called.
--- Callbacks of a host that hangs are right, too. The state of the host is in the memory of a
--- process, but slow calls to its targets are stored, and the process probes it repeatedly.
+-- Targets that have been normal for longer than `grace` ($1) seconds and have held callbacks, with
+-- their number, at most `most` ($2), and the first callback of each. Callbacks that wait for others
+-- of a target are right while it is called. Callbacks of a host that hangs are right, too. The
+-- state of the host is in the memory of a process, but slow calls to its targets are stored, and
+-- the process probes it repeatedly.
 WITH RECURSIVE held AS (
     (SELECT namespace, target FROM callback WHERE state = 'held' ORDER BY namespace, target LIMIT 1)
     UNION ALL
@@ -148,7 +207,8 @@ WITH RECURSIVE held AS (
     FROM callback_target WHERE slow_at > now() - interval '10 minutes'
 )
 SELECT h.namespace, h.target, f.id, f.seq,
-       (SELECT count(*) FROM callback c WHERE c.state = 'held' AND c.namespace = h.namespace AND c.target = h.target) AS held
+       (SELECT count(*) FROM (SELECT FROM callback c WHERE c.state = 'held' AND c.namespace = h.namespace
+                              AND c.target = h.target LIMIT $2) AS n) AS held
 FROM held h
 LEFT JOIN callback_target t ON t.namespace = h.namespace AND t.url = h.target
 CROSS JOIN LATERAL (
@@ -314,7 +374,7 @@ WHERE moved_at > now() - interval '7 days' GROUP BY reason ORDER BY reason;
 SELECT partition, next_offset, identity FROM ingested WHERE topic = $1;
 
 -- name: mend_tasks
--- Mends tasks that are ahead (see `ahead`), by the clock of now: a delay starts anew, and a
+-- Mends tasks that are ahead (see `tasks_ahead`), by the clock of now: a delay starts anew, and a
 -- back-off has its longest length at most. A `run_at` stays.
 WITH ahead AS MATERIALIZED (
     SELECT t.id, make_interval(secs => y.retry_max_ms / 1000.0) AS longest, b.backs_off

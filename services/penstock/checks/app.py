@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from penstock.checks import flows, in_transit, rows
+from penstock.checks import flows, in_transit, leases, rows
 from penstock.checks.kafka import Topics
 from penstock.checks.misplaced import Misplaced
 from penstock.checks.missing import missing_tasks
@@ -16,6 +16,7 @@ from penstock.checks.rule import Check, System, Writers
 from penstock.checks.stuck_callbacks import StuckCallbacks
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running
 from penstock.postgres import checks
+from penstock.postgres.checks import MOST_COUNTED
 from penstock.postgres.connection import open_pool
 from penstock.postgres.session import open_session
 from penstock.settings import Platform
@@ -29,7 +30,8 @@ SHOW = 20
 # All rules, in the order of a report.
 RULES: tuple[type[Check], ...] = (
     rows.Overdue,
-    rows.Unwatched,
+    leases.Unwatched,
+    leases.Silent,
     rows.Waiting,
     rows.Unsent,
     rows.Unpublished,
@@ -76,8 +78,8 @@ async def check(settings: Platform, *, repair: bool = False, show: int = SHOW) -
         admin = await stack.enter_async_context(admin_client(settings))
         system = System(settings, pool, Topics(settings, admin, consumer), show)
         report = Report(
-            await checks.counts(pool, "checks.states"),
-            await checks.counts(pool, "checks.callback_states"),
+            await checks.counts(pool, "checks.states", MOST_COUNTED),
+            await checks.counts(pool, "checks.callback_states", MOST_COUNTED),
             await checks.counts(pool, "checks.moved"),
             await missing_tasks(pool, system.topics),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar
 
 import asyncpg
@@ -35,10 +35,13 @@ class _FlowCheck(Check):
     def lacks(row: asyncpg.Record) -> str:
         """Says in one sentence what a row lacks."""
 
+    def _rows(self) -> AsyncIterator[list[asyncpg.Record]]:
+        return checks.by_ranges(self.system.pool, "flow_checks.page", f"flow_checks.{self.statement}")
+
     async def find(self) -> Candidates:
         """See `Check`."""
         found = Offenders([], 0)
-        async for rows in flow_checks.found(self.system.pool, self.statement):
+        async for rows in self._rows():
             missing = self.system.show - len(found.first)
             found.first += [Offender(self.rule, "flow", row["id"], self.lacks(row)) for row in rows[:missing]]
             found.count += len(rows)
@@ -47,7 +50,7 @@ class _FlowCheck(Check):
     async def repair(self, _writers: Writers, /) -> int:
         """See `Check`; the owner of the flow decides anew, which changes nothing twice."""
         revived = 0
-        async for rows in flow_checks.found(self.system.pool, self.statement):
+        async for rows in self._rows():
             ids = sorted({row["id"] for row in rows})
             for begin in range(0, len(ids), BATCH):
                 revived += await flow_checks.revive(
@@ -92,7 +95,7 @@ class Leftover(_FlowCheck):
         """See `Check`."""
         pool, source = self.system.pool, self.system.settings.event_source
         ended = 0
-        async for rows in flow_checks.found(pool, self.statement):
+        async for rows in self._rows():
             tasks = [row["child_id"] for row in rows if row["what"] == "task"]
             for begin in range(0, len(tasks), BATCH):
                 cancelled, outbox = await cancel(pool, tasks[begin : begin + BATCH], source=source)

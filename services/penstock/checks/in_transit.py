@@ -18,7 +18,7 @@ from penstock.kafka.topology.services import INGESTED, PROCESSING_GROUPS
 from penstock.kafka.topology.topic_config import partitions_of
 from penstock.kafka.topology.topics import HEARTBEATS, ready, service_group, workers_group
 from penstock.postgres import checks, ingest_positions
-from penstock.postgres.checks import BATCH
+from penstock.postgres.checks import BATCH, MOST_COUNTED
 from penstock.postgres.targets import target_columns
 
 # Seconds that a candidate has to move, and between two searches.
@@ -56,7 +56,7 @@ class Unreleased(Check):
         found: Candidates = {}
         topics = self.system.topics
         # `owned`: a task-sync owns the type. `limited`: limits of the type may explain the wait.
-        for row in await checks.fetch(self.system.pool, "checks.ready", GRACE_S):
+        for row in await checks.fetch(self.system.pool, "checks.ready", GRACE_S, MOST_COUNTED):
             topic = ready(row["type"], 1).name
             committed = await topics.committed(workers_group(self.system.settings.prefix, row["type"]))
             unread = await topics.unread(topic, committed)
@@ -72,7 +72,7 @@ class Unreleased(Check):
 
     async def repair(self, _writers: Writers, /) -> int:
         """See `Check`."""
-        rows = await checks.fetch(self.system.pool, "checks.ready", GRACE_S)
+        rows = await checks.fetch(self.system.pool, "checks.ready", GRACE_S, MOST_COUNTED)
         owned = [row for row in rows if row["owned"]]
         await checks.fetch(self.system.pool, "checks.wake", [row["type"] for row in owned])
         return sum(row["tasks"] for row in owned)
@@ -89,7 +89,8 @@ class Unheard(Check):
     async def find(self) -> Candidates:
         """See `Check`."""
         settings = self.system.settings
-        rows = await checks.fetch(self.system.pool, "checks.running", partitions_of(settings, HEARTBEATS))
+        partitions = partitions_of(settings, HEARTBEATS)
+        rows = await checks.fetch(self.system.pool, "checks.running", partitions, MOST_COUNTED)
         if not rows:
             return {}
         assigned = await self.system.topics.assigned(service_group(settings.prefix, "heartbeats"))
@@ -115,7 +116,7 @@ class Held(Check):
     async def find(self) -> Candidates:
         """See `Check`."""
         found: Candidates = {}
-        for row in await checks.fetch(self.system.pool, "checks.held", GRACE_S):
+        for row in await checks.fetch(self.system.pool, "checks.held", GRACE_S, MOST_COUNTED):
             more = f"and {row['held'] - 1:,} more are" if row["held"] > 1 else "is"
             lacks = f"{more} held for {TargetId(row['namespace'], row['target'])}, which is normal: is callbacks running?"
             found[row["namespace"], row["target"], row["seq"]] = Offenders(
@@ -125,7 +126,7 @@ class Held(Check):
 
     async def repair(self, _writers: Writers, /) -> int:
         """See `Check`."""
-        rows = await checks.fetch(self.system.pool, "checks.held", GRACE_S)
+        rows = await checks.fetch(self.system.pool, "checks.held", GRACE_S, MOST_COUNTED)
         targets = target_columns([TargetId(row["namespace"], row["target"]) for row in rows])
         return await checks.repeat(self.system.pool, "checks.requeue_held", BATCH, *targets)
 

@@ -10,6 +10,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupCoordinatorNotAvailableError
+from aiokafka.structs import ConsumerRecord
 
 from penstock.concurrency.retry import STARTUP_BACKOFF, retry_until_available
 from penstock.core.position import Position, Start, taken
@@ -180,7 +181,14 @@ class Topics:
         return found
 
     async def values(self, unread: dict[TopicPartition, Unread], within_s: float) -> AsyncIterator[bytes]:
-        """The values of unread records, a few at a time.
+        """The values of unread records; see `records`."""
+        async for record in self.records(unread, within_s):
+            yield record.value or b""
+
+    async def records(
+        self, unread: dict[TopicPartition, Unread], within_s: float
+    ) -> AsyncIterator[ConsumerRecord[bytes, bytes]]:
+        """Unread records, a few at a time.
 
         Raises:
             TimeoutError: not all records could be read in time.
@@ -198,7 +206,7 @@ class Topics:
                 for tp, records in (await self._consumer.getmany(*remaining, timeout_ms=500)).items():
                     for record in records:
                         if record.offset < unread[tp].end:
-                            yield record.value or b""
+                            yield record
                 for tp in list(remaining):
                     if await self._consumer.position(tp) >= unread[tp].end:
                         self._consumer.pause(tp)

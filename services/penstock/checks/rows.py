@@ -1,33 +1,22 @@
-"""The rules that PostgreSQL alone can check: timers, partitions of leases, outbox, counters."""
+"""The rules that PostgreSQL alone can check: timers, waits, outbox, counters."""
 
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Sequence
 
 import asyncpg
 
 from penstock.checks.report import Offender, Offenders, Rule
-from penstock.checks.rule import GRACE_S, Candidates, Check, RowCheck, System, Writers
-from penstock.core.attempt import AttemptId
-from penstock.core.endings import ExpiredLease
+from penstock.checks.rule import GRACE_S, Candidates, Check, RowCheck, Writers
 from penstock.core.target import TargetId
 from penstock.core.task import Priority
 from penstock.errors import RecordsRefused
 from penstock.kafka.processing.outbox import publish, redeliver, send_all
-from penstock.kafka.topology.topic_config import partitions_of
-from penstock.kafka.topology.topics import (
-    CALLBACKS_DEAD,
-    CALLBACKS_RESULTS,
-    HEARTBEATS,
-    STAGE_RESULTS,
-    service_group,
-)
+from penstock.kafka.topology.topics import CALLBACKS_DEAD, CALLBACKS_RESULTS
 from penstock.postgres import backlog, callback_ends, callback_outbox, callbacks, checks, outbox
 from penstock.postgres.callback_outbox import OutboxRow
-from penstock.postgres.checks import BATCH
-from penstock.postgres.expiry import expire
+from penstock.postgres.checks import BATCH, MOST_COUNTED
 from penstock.postgres.outbox import OutboxEvents
 from penstock.postgres.ownership import lock, unlock
 from penstock.postgres.release import TYPES
@@ -44,71 +33,29 @@ class Overdue(RowCheck):
 
     rule, what = Rule.OVERDUE, "task"
     lacks = "was due {late_s:.0f} s ago: is task-sync running?"
+    arguments = (GRACE_S, MOST_COUNTED)
 
     async def repair(self, _writers: Writers, /) -> int:
         """See `Check`."""
         return await checks.repeat(self.system.pool, "checks.promote", BATCH, GRACE_S)
 
 
-class Unwatched(RowCheck):
-    """A running attempt without a heartbeats partition. It ends, as by an expired lease.
-
-    It stays while a result is unread, because that may be its own.
-    """
-
-    rule, what = Rule.UNWATCHED, "task"
-    lacks = (
-        "is running on {worker}, and its heartbeats partition {lease_partition} does not exist: "
-        "no lease of it can expire"
-    )
-
-    def __init__(self, system: System) -> None:
-        super().__init__(system)
-        self.arguments = (partitions_of(system.settings, HEARTBEATS),)
-
-    async def repair(self, writers: Writers, /) -> int:
-        """See `Check`."""
-        total = 0
-        while True:
-            rows = await checks.fetch(self.system.pool, "checks.unwatched", BATCH, *self.arguments)
-            if rows and await self._has_unread_results():
-                log.warning(
-                    "Unwatched attempts may have an unread result; they do not expire before the stage processor has read it",
-                    extra={"event": "expiry_postponed", "attempts": len(rows)},
-                )
-                break
-            expiry = await expire(
-                self.system.pool,
-                [
-                    ExpiredLease(
-                        AttemptId(row["id"], row["step"], row["attempt"]),
-                        row["worker"],
-                        f"no lease of worker {row['worker']} could expire; ended by `penstock check --repair`",
-                    )
-                    for row in rows
-                ],
-                chance=random.random,
-                source=self.system.settings.event_source,
-            )
-            await writers.publish(expiry.outbox)
-            total += len(expiry.ended)
-            if len(rows) < BATCH or not expiry.ended:
-                break
-        return total
-
-    async def _has_unread_results(self) -> bool:
-        """Whether the stage processor has not committed a result that is on Kafka now."""
-        topics = self.system.topics
-        committed = await topics.committed(service_group(self.system.settings.prefix, "stages"))
-        return bool(await topics.unread(STAGE_RESULTS.name, committed))
-
-
-class Waiting(RowCheck):
+class Waiting(Check):
     """A waiting task that nothing could wake. It stays."""
 
-    rule, what = Rule.WAITING, "task"
-    lacks = "waits, and nothing is recorded that could wake it"
-    arguments = ()
+    rule = Rule.WAITING
+
+    async def find(self) -> Candidates:
+        """See `Check`."""
+        found = Offenders([], 0)
+        async for rows in checks.by_ranges(self.system.pool, "checks.task_range", "checks.waiting"):
+            missing = self.system.show - len(found.first)
+            found.first += [
+                Offender(self.rule, "task", row["id"], "waits, and nothing is recorded that could wake it")
+                for row in rows[:missing]
+            ]
+            found.count += len(rows)
+        return {self.rule: found} if found.count else {}
 
 
 class Unsent(RowCheck):
@@ -211,6 +158,7 @@ class Undelivered(RowCheck):
     """A callback that is due. Its record is published again, as by the requeuer."""
 
     rule, what = Rule.UNDELIVERED, "callback"
+    arguments = (GRACE_S, MOST_COUNTED)
 
     def sentence(self, row: asyncpg.Record) -> str:
         """See `RowCheck`."""
@@ -234,6 +182,20 @@ class Ahead(RowCheck):
 
     rule = Rule.AHEAD
     lacks = "has times up to {ahead_s:.0f} s too late: the clock of PostgreSQL was ahead"
+
+    async def find(self) -> Candidates:
+        """See `Check`."""
+        found = await super().find()
+        of_tasks = Offenders([], 0)
+        async for rows in checks.by_ranges(
+            self.system.pool, "checks.task_range", "checks.tasks_ahead", GRACE_S
+        ):
+            missing = self.system.show - len(of_tasks.first)
+            of_tasks.first += [
+                Offender(self.rule, row["what"], row["id"], self.sentence(row)) for row in rows[:missing]
+            ]
+            of_tasks.count += len(rows)
+        return found | ({"tasks": of_tasks} if of_tasks.count else {})
 
     async def repair(self, _writers: Writers, /) -> int:
         """See `Check`."""

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import asyncpg
 
 from penstock.postgres.checks import Pool
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import query
 from penstock.postgres.repeating import transacted
-
-# Flows that one statement examines.
-PAGE = 5_000
-
-
-async def found(pool: Pool, rule: str) -> AsyncIterator[list[asyncpg.Record]]:
-    """The rows that break a rule, of one page of flows after another.
-
-    Args:
-        pool: of the database.
-        rule: name of its query.
-
-    Raises:
-        PostgresUnavailable: no server.
-    """
-    behind = 0
-    with translated():
-        while (last := await pool.fetchval(query("flow_checks.page"), behind, PAGE)) is not None:
-            if rows := await pool.fetch(query(f"flow_checks.{rule}"), behind, last):
-                yield rows
-            behind = last
 
 
 async def revive(pool: Pool, ids: Sequence[int], *, recount: bool = False) -> int:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from penstock import logs, tracing
 from penstock.concurrency.exits import event_loop, fault_of_place, run_to_end
+from penstock.concurrency.outages import Wait
 from penstock.concurrency.retry import retry_until_available
 from penstock.concurrency.stall_detector import LoopWatchdog
 from penstock.errors import (
@@ -301,10 +302,12 @@ async def _serve(
     """
     final: PenstockError | None = None
     was_ready = False
+    wait = Wait()
 
     def ready() -> None:
         nonlocal was_ready
         was_ready = True
+        wait.end()
         _report_ready(name)
 
     async def attempt() -> None:
@@ -328,6 +331,7 @@ async def _serve(
         waiting_for=f"start of {name}",
         retry_on=(Unavailable, SessionLost),
         restarts_after_s=STEADY_S,
+        wait=wait,
     )
     if final is not None:
         raise final

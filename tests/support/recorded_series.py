@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock import metrics
+
 # Seconds of a recorded step in promtool. Steps are recorded faster than that.
 STEP_S = 15
 # As promtool writes a series that has vanished from a scrape, and no sample.
@@ -42,9 +44,13 @@ class Recorder:
         self.steps += 1
 
     def hold(self, steps: int) -> None:
-        """Repeats the last step, for an outage that lasts; counters do not grow in it."""
-        for values in self._values.values():
-            values.extend([_NONE if values[-1] == _STALE else values[-1]] * steps)
+        """Repeats the last step, for an outage that lasts; only waits grow in it, as time does."""
+        for (name, _labels), values in self._values.items():
+            last = _NONE if values[-1] == _STALE else values[-1]
+            grows = name == metrics.WAITING_SECONDS.name and last != _NONE and float(last) > 0
+            values.extend(
+                repr(float(last) + STEP_S * step) if grows else last for step in range(1, steps + 1)
+            )
         self.steps += steps
 
     def last(self, name: str) -> dict[tuple[tuple[str, str], ...], str]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from penstock.concurrency.outages import count_failed_attempt
+from penstock.concurrency.outages import Wait, count_failed_attempt
 from penstock.core.retry import Backoff
 from penstock.errors import PenstockError, Throttled, Unavailable
 
@@ -42,6 +42,7 @@ async def retry_until_available(
     within_s: float | None = None,
     restarts_after_s: float | None = None,
     chance: Callable[[], float] = random.random,
+    wait: Wait | None = None,
 ) -> R:
     """Calls `work` until it returns, with delays by `backoff`, or as long as a `Throttled` asks.
 
@@ -57,11 +58,38 @@ async def retry_until_available(
         restarts_after_s: seconds after which an attempt counts as a success that ended: delays
             start anew. None for work that is short.
         chance: random numbers from 0 to 1, for jitter.
+        wait: of work that ends it itself, once it has its servers.
 
     Raises:
         PenstockError: an error of `retry_on` after `within_s` seconds.
         Exception: any other error of `work`.
     """
+    with wait or Wait() as counted:
+        return await _retry(
+            counted,
+            work,
+            waiting_for=waiting_for,
+            backoff=backoff,
+            retry_on=retry_on,
+            within_s=within_s,
+            restarts_after_s=restarts_after_s,
+            ends_after_s=restarts_after_s if wait is None else None,
+            chance=chance,
+        )
+
+
+async def _retry(
+    wait: Wait,
+    work: Callable[[], Awaitable[R]],
+    *,
+    waiting_for: str,
+    backoff: Backoff,
+    retry_on: tuple[type[PenstockError], ...],
+    within_s: float | None,
+    restarts_after_s: float | None,
+    ends_after_s: float | None,
+    chance: Callable[[], float],
+) -> R:
     began_s = time.monotonic()
     failures = 0
     logged = ""
@@ -71,6 +99,7 @@ async def retry_until_available(
             return await work()
         except retry_on as error:
             count_failed_attempt()
+            wait.begin(error)
             now_s = time.monotonic()
             if within_s is not None and now_s - began_s > within_s:
                 raise
@@ -93,3 +122,5 @@ async def retry_until_available(
                     },
                 )
         await asyncio.sleep(delay_s)
+        if ends_after_s is not None:
+            wait.end_after(ends_after_s)

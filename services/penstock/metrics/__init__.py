@@ -56,6 +56,13 @@ CHECK_OK = Metric(
     ("check",),
 )
 
+WAITING_SECONDS = Metric(
+    "penstock_waiting_seconds",
+    "Seconds for which work of this process has waited for a server that is unavailable, by server: postgres, kafka, objects, gateway or "
+    "session (of a group, a lock or a connection). 0 while none waits. Each process exports all of them, also one that waits to begin again.",
+    ("server",),
+)
+
 LAST_ROUND = Metric(
     "penstock_last_round_timestamp_seconds",
     "When a loop last completed a round in this process, or when the process began, in seconds since 1970, by loop. One process "

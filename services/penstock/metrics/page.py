@@ -11,7 +11,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 import penstock
-from penstock.metrics import BUILD_INFO, CHECK_OK, LOGGED, Metric, Sample, Source
+from penstock.concurrency.outages import waiting_s
+from penstock.metrics import BUILD_INFO, CHECK_OK, LOGGED, WAITING_SECONDS, Metric, Sample, Source
 from penstock.metrics.log_counter import LogCounter
 from penstock.metrics.rounds import ROUNDS
 
@@ -49,6 +50,8 @@ class Page:
         yield Sample(LOGGED, self.logged.errors, ("error",))
         for check, succeeds in self.checks.items():
             yield Sample(CHECK_OK, succeeds, (check,))
+        for server, seconds in waiting_s().items():
+            yield Sample(WAITING_SECONDS, seconds, (server,))
         yield from ROUNDS.samples()
         yield from self._source()
 

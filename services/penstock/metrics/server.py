@@ -14,15 +14,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from penstock.errors import (
-    CannotStart,
-    GatewayUnavailable,
-    KafkaUnavailable,
-    ObjectsUnavailable,
-    PenstockError,
-    PostgresUnavailable,
-    SessionLost,
-)
+from penstock.concurrency.outages import Wait, server_of
+from penstock.errors import CannotStart, PenstockError
 from penstock.http.listener import listen
 from penstock.metrics.log_counter import LogCounter
 
@@ -49,14 +42,6 @@ Probe = Callable[[], Awaitable[None]]
 OK = "ok"
 READY = "ready"
 ALIVE = {"status": OK}
-# The names of probes by the errors of what they probe.
-_PROBES: tuple[tuple[type[PenstockError], str], ...] = (
-    (PostgresUnavailable, "postgres"),
-    (KafkaUnavailable, "kafka"),
-    (ObjectsUnavailable, "objects"),
-    (GatewayUnavailable, "gateway"),
-    (SessionLost, "session"),
-)
 # Probes of what only some work needs: the process goes on with all other, so it is ready in part.
 PARTIAL = frozenset({"objects", "writes"})
 
@@ -88,6 +73,20 @@ async def readiness(probes: Mapping[str, Probe]) -> tuple[dict[str, Any], int]:
     if failed <= PARTIAL:
         return {"status": "ready in part", "checks": checks}, 200
     return {"status": "not ready", "checks": checks}, 503
+
+
+def _counted(probe: Probe, wait: Wait) -> Probe:
+    """A probe whose server the process waits for while it fails."""
+
+    async def counted() -> None:
+        try:
+            await probe()
+        except PenstockError as error:
+            wait.begin(error)
+            raise
+        wait.end()
+
+    return counted
 
 
 async def _reason(probe: Probe) -> str:
@@ -151,8 +150,7 @@ async def stand_in_page(settings: Address, page: MetricsPage, error: PenstockErr
 
     await end_stand_in()
     if settings.metrics_port:
-        name = next((name for kind, name in _PROBES if isinstance(error, kind)), page.service)
-        _stand_in = await _listen(settings, page, {name: unavailable})
+        _stand_in = await _listen(settings, page, {server_of(error) or page.service: unavailable})
 
 
 async def end_stand_in() -> None:
@@ -174,6 +172,8 @@ def _has_token(request: web.Request, token: str) -> bool:
 
 async def _listen(settings: Address, page: MetricsPage, probes: Mapping[str, Probe]) -> AsyncExitStack:
     """Returns what ends the server."""
+    waits = [Wait() for _ in probes]
+    probes = {name: _counted(probe, wait) for (name, probe), wait in zip(probes.items(), waits, strict=True)}
 
     async def metrics(request: web.Request) -> web.Response:
         # First, so that a client without the token causes no probes.
@@ -203,6 +203,8 @@ async def _listen(settings: Address, page: MetricsPage, probes: Mapping[str, Pro
     app.router.add_get("/readyz", readyz)
     runner = web.AppRunner(app, shutdown_timeout=1.0)
     async with AsyncExitStack() as stack:
+        for wait in waits:
+            stack.callback(wait.end)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         try:

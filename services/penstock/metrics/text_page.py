@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import penstock
-from penstock.metrics import BUILD_INFO, CHECK_OK, LOGGED, Metric, Sample, Source
+from penstock.concurrency.outages import waiting_s
+from penstock.metrics import BUILD_INFO, CHECK_OK, LOGGED, WAITING_SECONDS, Metric, Sample, Source
 from penstock.metrics.log_counter import LogCounter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -55,6 +56,8 @@ class TextPage:
         yield Sample(LOGGED, self.logged.errors, ("error",))
         for check, succeeds in self.checks.items():
             yield Sample(CHECK_OK, succeeds, (check,))
+        for server, seconds in waiting_s().items():
+            yield Sample(WAITING_SECONDS, seconds, (server,))
         yield from self._source()
         yield Sample(CPU_SECONDS, time.process_time())
         yield Sample(START_TIME, _STARTED_S)

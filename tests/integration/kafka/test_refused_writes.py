@@ -18,6 +18,7 @@ from tests.support.memory_folder import make_folder
 from tests.support.services import read
 from tests.support.topics import require_replicas
 
+from penstock.concurrency.outages import waiting_s
 from penstock.errors import KafkaUnavailable
 from penstock.kafka.client import pending_writes
 from penstock.kafka.client.connection import make_producer, running
@@ -88,11 +89,13 @@ async def test_a_topic_that_takes_no_records_delays_no_other(
             document, status = await readiness({"writes": probe_writes})
             assert (document["status"], status) == ("ready in part", 200)
             assert topic in document["checks"]["writes"]
+            assert waiting_s()["kafka"] > 0
             # From here on, only a write that never ends is too late: the machine may be busy.
             monkeypatch.setattr(pending_writes, "WRITE_S", 600.0)
             await send_all(producer, other, [(b"1", b"{}")])
         await send_all(producer, topic, [(b"1", b"{}")])
         await probe_writes()
+        assert waiting_s()["kafka"] == 0
     # The first one, the one that waited, and the last one: no other was kept.
     assert len(await read(cluster.servers, topic)) == 3
 

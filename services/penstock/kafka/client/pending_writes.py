@@ -23,7 +23,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.sender import SendProduceReqHandler
 
-from penstock.concurrency.outages import count_failed_attempt
+from penstock.concurrency.outages import Wait, count_failed_attempt
 from penstock.errors import KafkaUnavailable
 
 # Seconds without an acknowledgement after which a topic takes no records. A broker is elected anew,
@@ -51,6 +51,8 @@ class PendingWrites:
     def __init__(self, producer: Any) -> None:
         # By batch: its topic, when it was made on the monotonic clock, and why it was refused last.
         self._pending: dict[Any, tuple[str, float, str]] = {}
+        # By batch that was refused for now.
+        self._waits: dict[Any, Wait] = {}
         accumulator = producer._message_accumulator  # noqa: SLF001 (the client has no hook for batches)
         self._append = accumulator._append_batch  # noqa: SLF001 (as above)
         accumulator._append_batch = self._append_batch  # noqa: SLF001 (as above)
@@ -62,6 +64,8 @@ class PendingWrites:
 
         def settle(future: asyncio.Future[Any]) -> None:
             self._pending.pop(batch, None)
+            if (wait := self._waits.pop(batch, None)) is not None:
+                wait.end()
             if not future.cancelled():
                 # Retrieved, or asyncio logs it when the writer waits no longer.
                 future.exception()
@@ -77,6 +81,7 @@ class PendingWrites:
         if batch in self._pending:
             topic, since_s, _reason = self._pending[batch]
             self._pending[batch] = topic, since_s, write_reason(error) or "no broker answers"
+            self._waits.setdefault(batch, Wait()).begin(KafkaUnavailable(topic))
 
     def waiting(self, longer_than_s: float) -> dict[str, str]:
         """The topics whose records wait for so many seconds, each with the reason, if known."""

@@ -34,7 +34,7 @@ from penstock.task_logs.settings import TaskLogsSettings
 from penstock.worker import Done, RetryAfter, Worker, WorkerSettings
 
 TASK_TYPES = (types.TaskType(name="t", partitions=2, max_attempts=3, retry_base_ms=1),)
-KEY, OLD_KEY = (base64.b64encode(letter * 32).decode() for letter in (b"k", b"o"))
+KEY = base64.b64encode(b"k" * 32).decode()
 # A forger can send nothing, nonsense, or the tokens of its own attempts.
 FORGED = ("", "0" * 16, "é,\0,,")
 
@@ -191,18 +191,6 @@ async def test_a_record_is_judged_by_its_entries(system, forger) -> None:
     await forger.rejected("stage-results", 1)
     await system.become(succeeded=1, queued=1)
     assert (await row(system, other))[0] == "queued"
-
-
-async def test_keys_are_rotated(system: System, forger: Forger) -> None:
-    """O5: services that check with both keys accept the tokens of each."""
-    [task_id] = await system.submit(1)
-    await system.become(queued=1)
-    tokens = ReportTokens((OLD_KEY, KEY))
-    attempt_id = AttemptId(task_id, 0, 0)
-    [record] = await system.records()
-    assert not tokens.unproven([attempt_id], {record["token"]})
-    assert not tokens.unproven([attempt_id], {tokens.of(attempt_id)})
-    assert ReportTokens((OLD_KEY,)).unproven([attempt_id], {record["token"]}) == {attempt_id}
 
 
 async def test_lines_of_a_foreign_attempt_are_in_no_log(system, where, forger) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 def _random_secret(name: str) -> str:
     if name == "PENSTOCK_CALLBACK_SECRETS":
         return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-    if name == "PENSTOCK_ENCRYPTION_KEYS":
+    if name in ("PENSTOCK_ENCRYPTION_KEYS", "PENSTOCK_REPORT_KEYS"):
         return base64.b64encode(secrets.token_bytes(32)).decode()
     if name == "PENSTOCK_API_KEY":
         return f"pk_{secrets.token_hex(8)}_{secrets.token_urlsafe(32)}"

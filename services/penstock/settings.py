@@ -39,7 +39,7 @@ _URI_REFERENCE = re.compile(r"(?:[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-
 
 # What a header can carry.
 _TOKEN = re.compile(r"[!-~]+")
-_ENCRYPTION_KEY_BYTES = 32
+_KEY_BYTES = 32
 
 _BOOLEANS = {
     "1": True,
@@ -225,15 +225,39 @@ class Sealing(Settings):
     def validate(self) -> list[str]:
         """Each key must have the 32 bytes of AES-256."""
         return super().validate() + [
-            f"encryption_keys: number {number} is not the base64 of {_ENCRYPTION_KEY_BYTES} bytes"
+            f"encryption_keys: number {number} is not the base64 of {_KEY_BYTES} bytes"
             for number, key in enumerate(self.encryption_keys, 1)
-            if not _is_encryption_key(key)
+            if not _is_key(key)
         ]
 
 
-def _is_encryption_key(key: str) -> bool:
+@dataclass(frozen=True, kw_only=True)
+class Reporting(Settings):
+    """The keys of the tokens that reports on Kafka repeat."""
+
+    # Without repr, since logs and tracebacks contain settings.
+    report_keys: tuple[str, ...] = field(
+        default=(),
+        repr=False,
+        metadata={
+            "doc": "Keys of the tokens that reports of workers on Kafka repeat, comma-separated, each the base64 of 32 random "
+            "bytes; the same for gateway, task-sync, heartbeats, stages and tasklogs. The first makes tokens, all check "
+            "them. Without keys, every report counts that names its attempt."
+        },
+    )
+
+    def validate(self) -> list[str]:
+        """A short key could be guessed from tokens."""
+        return super().validate() + [
+            f"report_keys: number {number} is not the base64 of {_KEY_BYTES} bytes"
+            for number, key in enumerate(self.report_keys, 1)
+            if not _is_key(key)
+        ]
+
+
+def _is_key(key: str) -> bool:
     try:
-        return len(base64.b64decode(key, validate=True)) == _ENCRYPTION_KEY_BYTES
+        return len(base64.b64decode(key, validate=True)) == _KEY_BYTES
     except ValueError:
         return False
 

@@ -24,7 +24,7 @@ from penstock.core.hosts import HostPolicy
 from penstock.gateway.settings import GatewaySettings
 from penstock.kafka.topology.services import SERVICES
 from penstock.kafka.topology.topics import ready, workers_group
-from penstock.settings import ENVIRONMENT_PREFIX, Settings
+from penstock.settings import ENVIRONMENT_PREFIX, Reporting, Settings
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker.settings import WorkerSettings
 from tests.helm.rendered import (
@@ -69,6 +69,7 @@ SECRET = {
     "PENSTOCK_POSTGRES_SESSION",
     "PENSTOCK_CALLBACK_SECRETS",
     "PENSTOCK_ENCRYPTION_KEYS",
+    "PENSTOCK_REPORT_KEYS",
     "PENSTOCK_API_KEY",
     "PENSTOCK_KAFKA_PASSWORD",
 }
@@ -215,12 +216,26 @@ def test_every_variable_is_a_setting(render: Render, name: str) -> None:
 
 
 @every_set
+def test_only_services_have_the_keys_of_report_tokens(render: Render, name: str) -> None:
+    """O5: with `reportKeys`, the services that make or check tokens have the keys, from a Secret.
+    Workers have none, nor has any service without the setting."""
+    having = {
+        component_of(each)
+        for each in workloads(render.objects(name))
+        if "PENSTOCK_REPORT_KEYS" in environment_of(each)
+    }
+    checks = {service for service in SERVICES if issubclass(settings_of(service), Reporting)}
+    assert having == (checks if name == "everything" else set())
+
+
+@every_set
 def test_services_accept_their_environment(render: Render, name: str, tmp_path: Path) -> None:
     """O13: each service and worker accepts the environment that the chart sets."""
     stand_in = {
         "PENSTOCK_POSTGRES": "postgresql://penstock@db/penstock",
         "PENSTOCK_POSTGRES_SESSION": "postgresql://penstock@db/penstock",
         "PENSTOCK_ENCRYPTION_KEYS": "a" * 43 + "=",
+        "PENSTOCK_REPORT_KEYS": "a" * 43 + "=",
         "PENSTOCK_CALLBACK_SECRETS": "whsec_bm90LWEtc2VjcmV0LWNoYW5nZS1tZS1wbGVhc2UtMTIz",
     }
     # Mounted files do not exist here.

@@ -41,6 +41,8 @@ class System:
         self.pool = pool
         self.executed = Counter()
         self.services = {}
+        # Settings of the services, which a worker has not.
+        self.of_services = {}
 
     async def start(self, *names, restarted=False, **task_sync_settings):
         """Starts services; `restarted` starts one again when it ends, as a supervisor would."""
@@ -48,6 +50,7 @@ class System:
             "task-sync": lambda: task_sync.create_app(
                 TaskSyncSettings(
                     **self.where,
+                    **self.of_services,
                     postgres=self.database,
                     objects="memory:///",
                     recheck_s=RECHECK_S,
@@ -55,9 +58,13 @@ class System:
                 )
             ),
             "heartbeats": lambda: heartbeats.create_app(
-                HeartbeatsSettings(**self.where, postgres=self.database, settle_s=0.3, tick_s=0.2)
+                HeartbeatsSettings(
+                    **self.where, **self.of_services, postgres=self.database, settle_s=0.3, tick_s=0.2
+                )
             ),
-            "stages": lambda: stages.create_app(StagesSettings(**self.where, postgres=self.database)),
+            "stages": lambda: stages.create_app(
+                StagesSettings(**self.where, **self.of_services, postgres=self.database)
+            ),
         }
         for name in names:
             context = restarted_when_ended(apps[name]) if restarted else running_service(apps[name]())

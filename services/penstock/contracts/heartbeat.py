@@ -8,8 +8,8 @@ of leases, once their results are on Kafka. This module only encodes, so that th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -69,6 +69,14 @@ class Heartbeat:
     def terms(self) -> LeaseTerms:
         """The terms of its attempts."""
         return LeaseTerms(self.lease_ms, self.max_attempts)
+
+    def without(self, attempt_ids: Collection[AttemptId]) -> Heartbeat:
+        """The same record without some of its attempts and their progress."""
+        return replace(
+            self,
+            tasks=[attempt_id for attempt_id in self.tasks if attempt_id not in attempt_ids],
+            progress={each: made for each, made in self.progress.items() if each not in attempt_ids},
+        )
 
     def encode(self) -> bytes:
         """The record's value."""

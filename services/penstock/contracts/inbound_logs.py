@@ -5,13 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.contracts.parsing import parse
+from penstock.contracts.report_tokens import HEADER, decode_tokens, unproven_report
 from penstock.contracts.task_log import chunk_from_wire
 from penstock.contracts.validation import conform
 from penstock.core.log_chunk import Chunk
+from penstock.core.report_tokens import ReportTokens
 from penstock.errors import InvalidRecord
 
 # Name of the schema in schemas/messages.
 SCHEMA = "task-logs"
+
+
+def logs_of(record: Any, tokens: ReportTokens) -> list[Chunk]:
+    """The chunks of a record with headers.
+
+    Raises:
+        InvalidRecord: the record breaks its schema, or lacks the token of one of its attempts.
+        TooLarge: it is larger than any record of task logs.
+    """
+    chunks = decode_logs(record.value or b"")
+    given = decode_tokens(dict(record.headers or ()).get(HEADER))
+    if tokens.unproven((chunk.run.attempt_id for chunk in chunks), given):
+        raise unproven_report()
+    return chunks
 
 
 def decode_logs(data: bytes) -> list[Chunk]:

@@ -45,6 +45,7 @@ class ReadyTask:
         priority: order in which a worker starts the attempts it has claimed.
         traceparent: of the parent of the attempt's span; None when the task is not traced.
         isolation: how to run a task whose stage has lost a worker; None for all others.
+        token: proves reports about the attempt on Kafka; None when the platform asks for none.
     """
 
     fence: Fence
@@ -55,6 +56,7 @@ class ReadyTask:
     priority: Priority = Priority.MEDIUM
     traceparent: str | None = None
     isolation: Isolation | None = None
+    token: str | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of the record."""
@@ -74,6 +76,8 @@ class ReadyTask:
             wire["traceparent"] = self.traceparent
         if self.isolation is not None:
             wire["isolation"] = self.isolation.value
+        if self.token is not None:
+            wire["token"] = self.token
         return wire
 
     def encode(self) -> bytes:
@@ -121,13 +125,14 @@ class ReadyTask:
                 priority=_LEVELS.get(raw.get("priority"), Priority.MEDIUM),
                 traceparent=raw.get("traceparent"),
                 isolation=_ISOLATIONS.get(raw.get("isolation")),
+                token=raw.get("token"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error
         if not _has_types(ready):
             raise InvalidRecord(
                 "not a ready record: id, step, attempt, tries and lease_ms are integers in their ranges; "
-                "type, stage and traceparent are texts"
+                "type, stage, traceparent and token are texts"
             )
         return ready
 
@@ -147,4 +152,5 @@ def _has_types(ready: ReadyTask) -> bool:
         and ready.tries >= 0
         and 1 <= len(fence.stage) <= _MAX_TEXT
         and (traceparent is None or type(traceparent) is str)
+        and (ready.token is None or type(ready.token) is str)
     )

@@ -52,6 +52,7 @@ class Chunk:
         first: number of the first line.
         lines: the lines.
         end: with the last chunk of the run, how it ended; None otherwise.
+        token: of the attempt, in the worker that sends the chunk; None without tokens.
     """
 
     run: RunId
@@ -59,6 +60,7 @@ class Chunk:
     first: int
     lines: Sequence[RawLine]
     end: str | None = None
+    token: str | None = None
 
     @property
     def following(self) -> int:

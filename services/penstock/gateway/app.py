@@ -11,6 +11,7 @@ from functools import partial
 from aiohttp import web
 
 from penstock import process
+from penstock.core.report_tokens import ReportTokens
 from penstock.errors import CannotStart
 from penstock.gateway.authentication import Authentication
 from penstock.gateway.backfills import BackfillRoutes
@@ -100,13 +101,14 @@ def create_app(
                     f"the database lacks {', '.join(missing)}: run `penstock migrate` against it"
                 )
             deployment = DeploymentCheck(await deployment_id(pool))
-            producer = BackgroundProducer(settings, pool)
+            tokens = ReportTokens(settings.report_keys)
+            producer = BackgroundProducer(settings, pool, tokens)
             types = TypeCache(pool)
             definitions = DefinitionCache(pool)
             reruns = Reruns(pool, objects, definitions)
             limiter = SubmissionLimiter(settings)
             ends = EndListener(settings.sessions, pool)
-            tail = LogTail(settings)
+            tail = LogTail(settings, tokens)
             log_reports = LogReportRoutes(settings, pool)
             request_metrics = RequestMetrics()
             explainer = TaskExplainer(settings, pool)

@@ -17,12 +17,15 @@ from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.heartbeat import Heartbeat
+from penstock.contracts.report_tokens import headers_of_tokens
 from penstock.contracts.result import StageResult
 from penstock.contracts.revocation import Revocation
+from penstock.core.attempt import AttemptId
+from penstock.core.report_tokens import ReportTokens
 from penstock.errors import Fatal, KafkaUnavailable, RecordsRefused
-from penstock.kafka.client.connection import make_producer, start, stop, translated
+from penstock.kafka.client.connection import make_producer, start, stop
 from penstock.kafka.client.health import probe
-from penstock.kafka.client.pending_writes import acknowledged, require_writable
+from penstock.kafka.client.sending import Record
 from penstock.kafka.processing.outbox import MAX_UNREVOKED, Publisher, send_all
 from penstock.kafka.processing.results import write_results
 from penstock.kafka.topology.binding import ensure_bound
@@ -40,11 +43,13 @@ class BackgroundProducer:
     Args:
         settings: address of Kafka.
         pool: the database, in which published outbox entries are deleted.
+        tokens: of the attempts that workers over HTTP report.
     """
 
-    def __init__(self, settings: Kafka, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+    def __init__(self, settings: Kafka, pool: asyncpg.Pool[asyncpg.Record], tokens: ReportTokens) -> None:
         self._settings = settings
         self._pool = pool
+        self._tokens = tokens
         self._producer: AIOKafkaProducer | None = None
         self._publisher: Publisher | None = None
         self._connect_error = "not connected yet"
@@ -62,8 +67,8 @@ class BackgroundProducer:
             raise KafkaUnavailable(f"Kafka at {self._settings.kafka}: {self._connect_error}")
         return self._producer
 
-    async def send(self, topic: Topic, records: Iterable[tuple[bytes | None, bytes]]) -> None:
-        """Writes (key, value) records, and returns once Kafka has them all.
+    async def send(self, topic: Topic, records: Iterable[Record]) -> None:
+        """Writes records, and returns once Kafka has them all.
 
         Raises:
             KafkaUnavailable: Kafka may lack some; send all of them again. When the producer cannot
@@ -75,34 +80,19 @@ class BackgroundProducer:
             # Records of ours are small: the topic takes none at all, until an operator changes it.
             raise KafkaUnavailable(str(error)) from error
 
-    async def send_heartbeats(self, worker: str, heartbeats: Sequence[Heartbeat]) -> None:
+    async def send_heartbeats(self, heartbeats: Iterable[Heartbeat]) -> None:
         """Writes heartbeats, and returns once Kafka has them all.
 
         Raises:
             KafkaUnavailable: Kafka may lack some; send all of them again.
         """
-        record_key = worker.encode()
-        silent = [(record_key, heartbeat.encode()) for heartbeat in heartbeats if not heartbeat.progress]
-        await self.send(HEARTBEATS, silent)
-        for heartbeat in heartbeats:
-            if heartbeat.progress:
-                await self._send_reports(record_key, heartbeat)
-
-    async def _send_reports(self, record_key: bytes, heartbeat: Heartbeat) -> None:
-        """Writes a record with headers, which batches of `send_all` have not."""
-        producer, topic = self.ensure_connected(), self._settings.prefix + HEARTBEATS.name
-        require_writable(producer, topic)
-        try:
-            with translated():
-                future = await producer.send(
-                    topic, heartbeat.encode(), key=record_key, headers=heartbeat.headers()
-                )
-                await acknowledged(producer, topic, [future])
-                await future
-        except RecordsRefused as error:
-            raise KafkaUnavailable(str(error)) from error
-        except Fatal as error:
-            raise self._failed(error) from error
+        await self.send(
+            HEARTBEATS,
+            [
+                (each.worker.encode(), each.encode(), each.headers() + self._token_headers(each.tasks))
+                for each in heartbeats
+            ],
+        )
 
     async def send_results(self, worker: str, results: Sequence[StageResult]) -> None:
         """Writes results as one record; the attempt of a result that Kafka refuses fails.
@@ -111,12 +101,16 @@ class BackgroundProducer:
             KafkaUnavailable: Kafka may lack some; send all of them again.
         """
 
-        async def write(value: bytes) -> None:
-            await self._send_all(STAGE_RESULTS, [(worker.encode(), value)])
+        async def write(value: bytes, results: Sequence[StageResult]) -> None:
+            headers = self._token_headers(result.fence.attempt_id for result in results)
+            await self._send_all(STAGE_RESULTS, [(worker.encode(), value, headers)])
 
         await write_results(write, worker, results)
 
-    async def _send_all(self, topic: Topic, records: Iterable[tuple[bytes | None, bytes]]) -> None:
+    def _token_headers(self, attempt_ids: Iterable[AttemptId]) -> list[tuple[str, bytes]]:
+        return headers_of_tokens(map(self._tokens.of, attempt_ids))
+
+    async def _send_all(self, topic: Topic, records: Iterable[Record]) -> None:
         try:
             await send_all(self.ensure_connected(), self._settings.prefix + topic.name, records)
         except Fatal as error:

@@ -139,7 +139,7 @@ class WorkerRoutes:
             return respond({"tasks": []})
         age_s = asyncio.get_running_loop().time() - claimed.claimed_s
         body = {
-            "tasks": [task.to_wire() for task in claimed.tasks],
+            "tasks": [_without_token(task.to_wire()) for task in claimed.tasks],
             "claimed_ms_ago": math.ceil(age_s * 1000),
         }
         response = respond(body)
@@ -253,7 +253,13 @@ class WorkerRoutes:
             # After the results: a lease that ended before would let the task run again.
             ended = [result.fence.attempt_id for result in results]
             heartbeats.append(Heartbeat(Kind.RELEASE, worker, 0, ended))
-        await self._producer.send_heartbeats(worker, heartbeats)
+        await self._producer.send_heartbeats(heartbeats)
+
+
+def _without_token(task: dict[str, Any]) -> dict[str, Any]:
+    """The task for a worker over HTTP, whose reports the gateway proves."""
+    task.pop("token", None)
+    return task
 
 
 def _is_connected(request: web.Request) -> bool:

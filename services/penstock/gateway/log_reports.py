@@ -16,10 +16,12 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.inbound_logs import read_logs
+from penstock.contracts.report_tokens import headers_of_tokens
 from penstock.contracts.task_log import encode_record, partition_of
 from penstock.core.log_chunk import Chunk, RawLine
 from penstock.core.log_limits import cut
 from penstock.core.redaction import Redactor
+from penstock.core.report_tokens import ReportTokens
 from penstock.errors import KafkaUnavailable, RecordsRefused, TooLarge
 from penstock.gateway.audit import NOTHING_CHANGED
 from penstock.gateway.bodies import read_json
@@ -49,6 +51,7 @@ class LogReportRoutes:
 
     def __init__(self, settings: GatewaySettings, pool: asyncpg.Pool[asyncpg.Record]) -> None:
         self._settings = settings
+        self._tokens = ReportTokens(settings.report_keys)
         self._topic = settings.prefix + TASK_LOGS.name
         self._pool = pool
         self._limiter = ReportLimiter(QUEUE_BYTES)
@@ -102,7 +105,12 @@ class LogReportRoutes:
         try:
             with translated():
                 sent = [
-                    await producer.send(self._topic, encode_record(worker, some), partition=partition)
+                    await producer.send(
+                        self._topic,
+                        encode_record(worker, some),
+                        partition=partition,
+                        headers=headers_of_tokens(self._tokens.of(chunk.run.attempt_id) for chunk in some),
+                    )
                     for partition, some in by_partition.items()
                 ]
                 for future in sent:

@@ -17,9 +17,10 @@ from contextlib import asynccontextmanager, suppress
 from aiokafka import TopicPartition
 
 from penstock.concurrency.retry import retry_until_available
-from penstock.contracts.inbound_logs import decode_logs
+from penstock.contracts.inbound_logs import logs_of
 from penstock.contracts.task_log import partition_of
 from penstock.core.log_chunk import Chunk
+from penstock.core.report_tokens import ReportTokens
 from penstock.errors import Invalid, KafkaUnavailable, Throttled
 from penstock.kafka.client.connection import make_consumer, running, translated
 from penstock.kafka.client.consumer import Consumer
@@ -133,10 +134,12 @@ class LogTail:
 
     Args:
         settings: where Kafka is.
+        tokens: that records must have.
     """
 
-    def __init__(self, settings: Kafka) -> None:
+    def __init__(self, settings: Kafka, tokens: ReportTokens) -> None:
         self._settings = settings
+        self._tokens = tokens
         self._topic = settings.prefix + TASK_LOGS.name
         self._partitions: dict[int, _Partition] = {}
         self._wanted = asyncio.Event()
@@ -285,7 +288,7 @@ class LogTail:
                 if read.position is None or record.offset < read.position:
                     continue  # moved back meanwhile
                 with suppress(Invalid):
-                    read.add(record.offset, len(record.value or b""), decode_logs(record.value or b""))
+                    read.add(record.offset, len(record.value or b""), logs_of(record, self._tokens))
                 read.position = record.offset + 1
             read.changed.set()
             read.changed = asyncio.Event()

@@ -19,7 +19,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from penstock.contracts.heartbeat import claims_of
+from penstock.contracts.heartbeat import Heartbeat, claims_of
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult
 from penstock.contracts.task_type import TaskType
@@ -40,7 +40,7 @@ from penstock.kafka.client.member_data import MemberData
 from penstock.kafka.client.records import ready_task
 from penstock.kafka.topology import group_members
 from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import HEARTBEATS, ready, workers_group
+from penstock.kafka.topology.topics import ready, workers_group
 from penstock.objects import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -332,12 +332,11 @@ class ReadyConsumer:
         return served
 
     async def _claim(self, served: Iterable[PendingRequest]) -> None:
-        records: list[tuple[bytes | None, bytes]] = []
+        claims: list[Heartbeat] = []
         for request in served:
             claimed = [record.task for record in request.records if record.task is not None]
-            claims = claims_of(request.worker, claimed, request.max_attempts, isolates=False)
-            records += [(request.worker.encode(), claim.encode()) for claim in claims]
-        await self._producer.send(HEARTBEATS, records)
+            claims += claims_of(request.worker, claimed, request.max_attempts, isolates=False)
+        await self._producer.send_heartbeats(claims)
 
     def _fail_all(self, error: Exception) -> None:
         while self._requests:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from penstock.core.access import Role
 from penstock.core.hosts import is_loopback
 from penstock.http.connection_guard import ConnectionLimits
-from penstock.settings import Metered, Platform, Sealing, option, port_faults
+from penstock.settings import Metered, Platform, Reporting, Sealing, option, port_faults
 
 # Bodies of the largest size that may be in memory at once.
 _BODIES = 16
@@ -39,7 +39,7 @@ _AT_LEAST = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewaySettings(Platform, Metered, Sealing):
+class GatewaySettings(Platform, Metered, Sealing, Reporting):
     """The settings of the gateway only; the base classes have the shared ones."""
 
     gateway_host: str = option(

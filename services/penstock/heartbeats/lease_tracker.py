@@ -15,8 +15,6 @@ import asyncpg
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.event import OutboxEntry
 from penstock.contracts.heartbeat import Heartbeat, Kind
-from penstock.contracts.inbound import decode_heartbeat
-from penstock.contracts.progress import HEADER as PROGRESS
 from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId
 from penstock.core.endings import ExpiredLease
@@ -24,6 +22,7 @@ from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.task import IN_FLIGHT
 from penstock.errors import PostgresUnavailable, ValueRefused
 from penstock.heartbeats.claims import Claim, ClaimRecord, write_claims
+from penstock.heartbeats.heartbeat_reader import HeartbeatReader
 from penstock.heartbeats.metrics import Metrics
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.settings import HeartbeatsSettings
@@ -93,6 +92,7 @@ class LeaseTracker:
         # Lost workers whose loss was charged to a suspect, while they have leases.
         self._suspected: set[str | None] = set()
         self._chance = chance
+        self._reader = HeartbeatReader(settings.report_keys)
         self._next_tick_s = clock() + settings.tick_s / 2
         self._next_recount_s = clock() + settings.recount_s
         self._metrics = Metrics()
@@ -110,9 +110,7 @@ class LeaseTracker:
             InvalidRecord: the record as a whole breaks its contract.
             KafkaUnavailable: an invalid attempt was not rejected, and nothing was taken.
         """
-        heartbeat, faults = decode_heartbeat(delivery.value, delivery.header(PROGRESS))
-        if faults:
-            await delivery.reject_parts(faults)
+        heartbeat = await self._reader.read(delivery)
         self._metrics.heartbeats[heartbeat.kind] += len(heartbeat.tasks)
         if heartbeat.kind is Kind.CLAIM:
             self._claim(heartbeat.tasks, heartbeat, delivery)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.kafka.processing.processor import ProcessorSettings
-from penstock.settings import Metered, Platform, option
+from penstock.settings import Metered, Platform, Reporting, option
 
 MAX_TICK_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeartbeatsSettings(ProcessorSettings, Platform, Metered):
+class HeartbeatsSettings(ProcessorSettings, Platform, Metered, Reporting):
     """The settings of heartbeats only; the base classes have the shared ones."""
 
     settle_s: float = option(

@@ -14,7 +14,6 @@ import asyncpg
 
 from penstock.concurrency.batcher import Batcher
 from penstock.concurrency.retry import retry_until_available
-from penstock.contracts.inbound import decode_results
 from penstock.contracts.result import Failure, StageResult
 from penstock.core.completion import Fence, Outcome
 from penstock.core.endings import GOOD, counts_failures
@@ -25,6 +24,7 @@ from penstock.postgres.advance import Ending, advance, late_attempts, retry_stat
 from penstock.postgres.halving import in_halves
 from penstock.postgres.tasks import namespaces
 from penstock.stages.metrics import Metrics
+from penstock.stages.result_reader import ResultReader
 from penstock.stages.settings import StagesSettings
 from penstock.stages.spans import trace
 
@@ -72,6 +72,7 @@ class Committer:
         self._pool = pool
         self._publisher = publisher
         self._chance = chance
+        self._reader = ResultReader(settings.report_keys)
         self._batcher: Batcher[Pending] = Batcher(
             self._commit, max_size=settings.commit_batch, size_of=lambda pending: len(pending.results)
         )
@@ -86,9 +87,7 @@ class Committer:
         Raises:
             InvalidRecord: the record as a whole cannot be read.
         """
-        worker, results, faults = decode_results(delivery.value)
-        if faults:
-            await delivery.reject_parts(faults)
+        worker, results = await self._reader.read(delivery)
         self._batcher.add(Pending(delivery, worker, results))
 
     async def run(self) -> None:

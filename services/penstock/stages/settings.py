@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.kafka.processing.processor import ProcessorSettings
-from penstock.settings import Metered, Platform, Sweeping, option
+from penstock.settings import Metered, Platform, Reporting, Sweeping, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagesSettings(ProcessorSettings, Sweeping, Platform, Metered):
+class StagesSettings(ProcessorSettings, Sweeping, Platform, Metered, Reporting):
     """The settings of stages only; the base classes have the shared ones."""
 
     commit_batch: int = option(1_000, "Maximum number of results that one statement commits.")

@@ -8,6 +8,7 @@ from functools import partial
 
 from penstock import process
 from penstock.concurrency.stall_detector import StallDetector
+from penstock.core.report_tokens import ReportTokens
 from penstock.ingest import Gathering, Ingest, IngestProgress, ingest_samples
 from penstock.kafka.client import health as kafka_health
 from penstock.kafka.client import positions
@@ -47,7 +48,8 @@ def create_app(settings: TaskLogsSettings) -> process.Service:
             objects = ObjectStore(settings.objects)
             reader = OffsetReader(offsets, settings.prefix)
             await reader.require([TASK_LOGS.name])
-            segments = SegmentHandler(pool, objects, await reader.partitions(TASK_LOGS.name))
+            partitions, tokens = await reader.partitions(TASK_LOGS.name), ReportTokens(settings.report_keys)
+            segments = SegmentHandler(pool, objects, partitions, tokens)
             gathering = Gathering(SEGMENT_RECORDS, SEGMENT_BYTES, settings.logs_segment_s)
             ingest = Ingest(settings, NAME, segments, pool, producer, reader, gathering)
             progress = IngestProgress(settings.stall_timeout_s, reader, [ingest])

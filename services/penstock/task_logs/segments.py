@@ -12,10 +12,11 @@ from typing import Any
 
 import asyncpg
 
-from penstock.contracts.inbound_logs import decode_logs
+from penstock.contracts.inbound_logs import logs_of
 from penstock.contracts.task_log import encode_chunk
 from penstock.core.log_chunk import Chunk, without_repetitions
 from penstock.core.log_segment import Segment, encode
+from penstock.core.report_tokens import ReportTokens
 from penstock.errors import ObjectsUnavailable, SessionLost
 from penstock.kafka.topology.topics import TASK_LOGS, TASK_LOGS_REJECTED
 from penstock.objects import ObjectStore
@@ -48,6 +49,7 @@ class SegmentHandler:
         pool: of the database.
         objects: the object store.
         partitions: of the topic.
+        tokens: that records must have.
 
     Attributes:
         segments, lines, raw_bytes, stored_bytes: what this process has stored.
@@ -56,10 +58,17 @@ class SegmentHandler:
     topic = TASK_LOGS
     rejected_topic = TASK_LOGS_REJECTED
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], objects: ObjectStore, partitions: int) -> None:
+    def __init__(
+        self,
+        pool: asyncpg.Pool[asyncpg.Record],
+        objects: ObjectStore,
+        partitions: int,
+        tokens: ReportTokens,
+    ) -> None:
         self._pool = pool
         self._objects = objects
         self._partitions = partitions
+        self._tokens = tokens
         self.segments = self.lines = self.raw_bytes = self.stored_bytes = 0
 
     def open_batch(self) -> SegmentHandler:
@@ -68,7 +77,7 @@ class SegmentHandler:
 
     async def read(self, record: Any) -> Chunks:
         """See `RecordReader.read`."""
-        return Chunks(decode_logs(record.value or b""), record.timestamp)
+        return Chunks(logs_of(record, self._tokens), record.timestamp)
 
     async def insert(self, items: Sequence[Chunks], source: OffsetRange) -> None:
         """See `RecordHandler.insert`."""

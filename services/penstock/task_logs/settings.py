@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.ingest import IngestSettings
-from penstock.settings import Metered, Progressing, option
+from penstock.settings import Metered, Progressing, Reporting, option
 
 _MOST_DAYS = 36_500
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskLogsSettings(IngestSettings, Progressing, Metered):
+class TaskLogsSettings(IngestSettings, Progressing, Metered, Reporting):
     """Settings of `tasklogs`; the base classes have the shared ones."""
 
     logs_days: float = option(30.0, "Days that task logs are kept.")

@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
+from penstock.core.report_tokens import ReportTokens
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.refusals import refuses_all
 from penstock.kafka.client.sending import SentBatch, refusals, send_in_batches
@@ -42,6 +43,7 @@ class ReadyWriter(Background):
         wake: called when a batch failed, and when a slow one is written.
         fail: ends tasks whose records Kafka refuses, each with the reason.
         notes: of batches; one is confirmed when Kafka has all its records.
+        tokens: makes the token of each record.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class ReadyWriter(Background):
         wake: Callable[[], None],
         fail: Callable[[Mapping[Fence, str]], Awaitable[None]],
         notes: BatchNotes,
+        tokens: ReportTokens,
     ) -> None:
         super().__init__(wake)
         self._producer = producer
         self._lag_poll_s = lag_poll_s
         self._fail = fail
         self._notes = notes
+        self._tokens = tokens
         self._failed: list[tuple[ReadyTopic, KafkaUnavailable | KafkaRefused]] = []
         # Batches that Kafka confirmed.
         self._confirmations = 0
@@ -169,6 +173,7 @@ class ReadyWriter(Background):
         values: list[bytes] = []
         failed: dict[Fence, str] = {}
         for task in tasks:
+            task.token = self._tokens.of(task.fence.attempt_id)
             try:
                 value = task.encode()
             except (TypeError, ValueError) as error:

@@ -11,6 +11,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.core.completion import Fence
 from penstock.core.release_pace import ReleasePace
+from penstock.core.report_tokens import ReportTokens
 from penstock.postgres import release
 from penstock.postgres.ownership import Ownership
 from penstock.postgres.release import TYPES
@@ -68,7 +69,8 @@ class ReleaseLoop:
         self._withdrawal = Withdrawal(
             settings, session, producer, admin, self._lag_poller, self._ownership.retry_surplus
         )
-        self._writer = ReadyWriter(producer, settings.lag_poll_s, wake, fail, self._notes)
+        tokens = ReportTokens(settings.report_keys)
+        self._writer = ReadyWriter(producer, settings.lag_poll_s, wake, fail, self._notes, tokens)
         self.topics = OwnedTopics(
             self._ownership,
             types,

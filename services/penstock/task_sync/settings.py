@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.ingest import IngestSettings
-from penstock.settings import Metered, Progressing, option
+from penstock.settings import Metered, Progressing, Reporting, option
 
 # A hundred years, so that dates stay within the calendars of Python and PostgreSQL.
 _MOST_DAYS = 36_500
@@ -22,7 +22,7 @@ _ABOVE_0 = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSyncSettings(IngestSettings, Progressing, Metered):
+class TaskSyncSettings(IngestSettings, Progressing, Metered, Reporting):
     """Settings of task-sync; the base classes have the shared ones."""
 
     window: int = option(

@@ -15,6 +15,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
 from penstock.core.early_start import BacklogLimit
 from penstock.worker.heartbeat_sender import HeartbeatSender, HeartbeatTransport
+from penstock.worker.held_tokens import HeldTokens
 from penstock.worker.in_flight import InFlight
 from penstock.worker.ports import Handlers
 from penstock.worker.registered import Registered
@@ -32,6 +33,7 @@ class Attempts:
         transport: sends claims and heartbeats.
         handlers: run the attempts.
         clock: seconds on a monotonic clock.
+        tokens: of the attempts, for the transport.
 
     Attributes:
         in_flight: bounds what is pulled.
@@ -46,16 +48,22 @@ class Attempts:
         transport: HeartbeatTransport,
         handlers: Handlers,
         clock: Callable[[], float],
+        tokens: HeldTokens,
     ) -> None:
         limits, early_start = registered.limits, registered.early_start
         backlog = BacklogLimit(registered.settings.backlog, early_start.horizon_s)
         heartbeats = HeartbeatSender(transport, worker_id, clock, self._stop_lost)
         self._handlers = handlers
+        self._tokens = tokens
         self._backlog = backlog
         self._horizon_s = early_start.horizon_s
         self.heartbeats = heartbeats
         self.in_flight = InFlight(
-            registered.slots, lambda: heartbeats.room, len(limits), lambda: backlog.at(time.monotonic())
+            registered.slots,
+            lambda: heartbeats.room,
+            len(limits),
+            lambda: backlog.at(time.monotonic()),
+            tokens,
         )
         self.unclaimed = UnclaimedAttempts(
             transport, heartbeats, worker_id, limits, clock, handlers.waits, early_start
@@ -80,6 +88,8 @@ class Attempts:
         )
         self._backlog.add_ended(quick, time.monotonic())
         never_claimed = self._remove(attempt_ids)
+        # The others have a lease, whose end needs the token.
+        self._tokens.drop(never_claimed)
         return [attempt_id for attempt_id in attempt_ids if attempt_id not in never_claimed]
 
     def on_revoked(self, revocation: Revocation) -> None:
@@ -95,6 +105,7 @@ class Attempts:
                 },
             )
             self._remove(revoked)
+            self._tokens.drop(revoked)
             self._handlers.drop(revoked)
 
     def _remove(self, attempt_ids: list[AttemptId]) -> set[AttemptId]:
@@ -108,4 +119,5 @@ class Attempts:
     def _stop_lost(self, attempt_ids: list[AttemptId]) -> None:
         self.unclaimed.lose(attempt_ids)
         self.in_flight.remove(attempt_ids)
+        self._tokens.drop(attempt_ids)
         self._handlers.drop(attempt_ids)

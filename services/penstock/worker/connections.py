@@ -13,6 +13,7 @@ from penstock.kafka.client.connection import make_producer, running
 from penstock.kafka.client.member_data import MemberData
 from penstock.worker.attempts import Attempts
 from penstock.worker.gateway_client import GatewayClient
+from penstock.worker.held_tokens import HeldTokens
 from penstock.worker.http_transport import HttpPuller, HttpTransport
 from penstock.worker.kafka_transport import KafkaTransport
 from penstock.worker.ports import Handlers
@@ -30,11 +31,13 @@ class Connection:
         transport: sends results, claims and heartbeats.
         puller: makes the puller of a type.
         readers: the readers that run beside the pullers.
+        tokens: of the attempts that the worker holds; a gateway gives out none.
     """
 
     transport: KafkaTransport | HttpTransport
     puller: Callable[[str, Attempts, Handlers], KafkaPuller | HttpPuller]
     readers: Callable[[Attempts], list[Coroutine[Any, Any, None]]]
+    tokens: HeldTokens
 
 
 def _over_kafka(producer: AIOKafkaProducer, registered: Registered, worker_id: str) -> Connection:
@@ -49,10 +52,12 @@ def _over_kafka(producer: AIOKafkaProducer, registered: Registered, worker_id: s
             MemberData.of_worker(registered.stages_by_type[type_name], registered.slots),
         )
 
+    tokens = HeldTokens()
     return Connection(
-        KafkaTransport(producer, registered.settings, worker_id),
+        KafkaTransport(producer, registered.settings, worker_id, tokens),
         puller,
         lambda attempts: [listen(registered.settings, attempts.on_revoked)],
+        tokens,
     )
 
 
@@ -69,7 +74,7 @@ def _over_gateway(gateway: GatewayClient, registered: Registered, worker_id: str
         )
 
     # No readers: the answers to heartbeats tell which attempts are gone.
-    return Connection(HttpTransport(gateway, worker_id), puller, lambda _attempts: [])
+    return Connection(HttpTransport(gateway, worker_id), puller, lambda _attempts: [], HeldTokens())
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
+from penstock.worker.held_tokens import HeldTokens
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class InFlight:
         limit: how many more attempts can be kept alive (`HeartbeatSender.room`).
         types: how many types share the room.
         backlog: how many attempts may wait for a handler now.
+        tokens: gets the tokens of attempts; who ends an attempt drops its token.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class InFlight:
         limit: Callable[[], float] = lambda: math.inf,
         types: int = 1,
         backlog: Callable[[], int] = lambda: 0,
+        tokens: HeldTokens | None = None,
     ) -> None:
         self._capacity = capacity
         self._blocked = False
         self._limit = limit
         self._backlog = backlog
+        self._tokens = tokens if tokens is not None else HeldTokens()
         self.types = types
         self._attempts: dict[AttemptId, str] = {}
         self._reserved = 0
@@ -142,6 +146,7 @@ class InFlight:
             if ready.fence.attempt_id not in self._attempts:
                 self._attempts[ready.fence.attempt_id] = ready.type
                 self._held[ready.type] += 1
+                self._tokens.add(ready)
         if reservation is not None:
             self._free(reservation, min(reservation.size, len(self._attempts) - before))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from aiokafka import AIOKafkaProducer
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
-from penstock.contracts.heartbeat import Heartbeat
+from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
 from penstock.core.heartbeat_queue import Answer
@@ -16,6 +16,7 @@ from penstock.kafka.client.connection import translated
 from penstock.kafka.processing.results import write_results
 from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS
 from penstock.settings import Kafka
+from penstock.worker.held_tokens import HeldTokens
 
 
 class KafkaTransport:
@@ -25,13 +26,17 @@ class KafkaTransport:
         producer: started, acks=all.
         settings: for the prefix of the topics.
         worker_id: the key of every record; records with one key stay in order.
+        tokens: of the attempts that the worker holds.
     """
 
-    def __init__(self, producer: AIOKafkaProducer, settings: Kafka, worker_id: str) -> None:
+    def __init__(
+        self, producer: AIOKafkaProducer, settings: Kafka, worker_id: str, tokens: HeldTokens
+    ) -> None:
         self._producer = producer
         self._heartbeats = settings.prefix + HEARTBEATS.name
         self._results = settings.prefix + STAGE_RESULTS.name
         self._worker_id = worker_id
+        self._tokens = tokens
         self._record_key = worker_id.encode()
 
     async def send_heartbeat(self, heartbeat: Heartbeat) -> None:
@@ -60,9 +65,12 @@ class KafkaTransport:
             TypeError, ValueError: one of them cannot be encoded; none is sent.
         """
 
-        async def write(value: bytes) -> None:
+        async def write(value: bytes, results: Sequence[StageResult]) -> None:
+            headers = self._tokens.headers(result.fence.attempt_id for result in results)
             with translated():
-                await self._producer.send_and_wait(self._results, value, key=self._record_key)
+                await self._producer.send_and_wait(
+                    self._results, value, key=self._record_key, headers=headers
+                )
 
         await retry_until_available(
             lambda: write_results(write, self._worker_id, results),
@@ -71,12 +79,15 @@ class KafkaTransport:
         )
 
     async def _write_heartbeat(self, heartbeat: Heartbeat) -> None:
+        headers = heartbeat.headers() + self._tokens.headers(heartbeat.tasks)
         try:
             with translated():
                 await self._producer.send_and_wait(
-                    self._heartbeats, heartbeat.encode(), key=self._record_key, headers=heartbeat.headers()
+                    self._heartbeats, heartbeat.encode(), key=self._record_key, headers=headers
                 )
         except RecordsRefused as error:
             # Heartbeats are small: the topic takes none at all, until an operator changes it. The
             # worker stops its attempts when their leases run out (`HeartbeatSender`).
             raise KafkaUnavailable(str(error)) from error
+        if heartbeat.kind is Kind.RELEASE:
+            self._tokens.drop(heartbeat.tasks)

@@ -118,11 +118,11 @@ class LogBuffer:
         # Lines for which marks stand that were taken, by reason.
         self.dropped: Counter[str] = Counter()
 
-    def begin(self, attempt_id: AttemptId) -> RunLog:
-        """The log of a run that begins."""
+    def begin(self, attempt_id: AttemptId, token: str | None = None) -> RunLog:
+        """The log of a run that begins, and the token of its attempt."""
         with self._lock:
             self._count += 1
-            return RunLog(self, RunId(*attempt_id, f"{self._prefix}-{self._count:x}"))
+            return RunLog(self, RunId(*attempt_id, f"{self._prefix}-{self._count:x}"), token)
 
     def take(self, most_bytes: int) -> list[Chunk]:
         """Removes lines for one flush, without secrets: at most `RUN_BYTES` of each run."""
@@ -148,7 +148,7 @@ class LogBuffer:
                     del self._waiting[run]
                     self._waiting[run] = None
                 if lines or end is not None:
-                    taken.append(Chunk(run.id, self._worker_id, first, lines, end))
+                    taken.append(Chunk(run.id, self._worker_id, first, lines, end, run.token))
             if self._waiting:
                 self._signal(urgent=self._ready >= FLUSH_BYTES)
         return [self._redacted(chunk) for chunk in taken]
@@ -178,7 +178,7 @@ class LogBuffer:
             if (dropped := dropped_by(line)) is not None:
                 self.dropped[line[4]["reason"]] += dropped.lines
             lines.append(line if text is line[3] else (*line[:3], cut(text), *line[4:]))
-        return Chunk(chunk.run, chunk.worker, chunk.first, lines, chunk.end)
+        return Chunk(chunk.run, chunk.worker, chunk.first, lines, chunk.end, chunk.token)
 
     def add(self, run: RunLog, now_s: float, lines: list[RawLine], *, urgent: bool) -> None:
         """Adds lines of a run that has not ended."""
@@ -270,6 +270,7 @@ class RunLog:
     Args:
         buffer: of the worker.
         id_: of the run.
+        token: of its attempt, if it has one.
     """
 
     __slots__ = (
@@ -282,10 +283,12 @@ class RunLog:
         "logged",
         "partials",
         "progress",
+        "token",
     )
 
-    def __init__(self, buffer: LogBuffer, id_: RunId) -> None:
+    def __init__(self, buffer: LogBuffer, id_: RunId, token: str | None) -> None:
         self.id = id_
+        self.token = token
         self.lines = RunBuffer(time.monotonic())
         # The last line of each stream, while it has no line feed.
         self.partials: dict[str, str] = {}

@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
+from penstock.contracts.report_tokens import headers_of_tokens
 from penstock.contracts.task_log import (
     MAX_CHUNKS,
     MAX_LINES,
@@ -170,7 +171,12 @@ class KafkaLogTransport:
                 by_partition[partition_of(chunk.run.task_id, count)].append(chunk)
             # In the order of each partition.
             sent = [
-                await self._producer.send(self._topic, value, partition=partition)
+                await self._producer.send(
+                    self._topic,
+                    value,
+                    partition=partition,
+                    headers=headers_of_tokens(chunk.token for chunk in some),
+                )
                 for partition, some in by_partition.items()
                 for value in records_of(self._worker_id, some)
             ]

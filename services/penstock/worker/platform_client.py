@@ -138,7 +138,9 @@ class PlatformClient:
             handlers.withdraw_ready()
 
         async with connected(registered, worker_id, self.readiness, accepted, refused) as connection:
-            attempts = Attempts(registered, worker_id, connection.transport, handlers, loop.time)
+            attempts = Attempts(
+                registered, worker_id, connection.transport, handlers, loop.time, connection.tokens
+            )
             in_flight, heartbeats = attempts.in_flight, attempts.heartbeats
             self._attempts = attempts
             self._progress = ProgressReporter(

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.support.service_apps import settings_of
 
 from penstock.cli.passwords import variable_of
 from penstock.kafka.topology import acls
 from penstock.kafka.topology.services import SERVICES
+from penstock.settings import Reporting
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docker-compose.yml").read_text()
@@ -21,6 +23,8 @@ EXAMPLE = (ROOT / ".env.example").read_text()
 REQUIRED = set(re.findall(r"\$\{(\w+):\?", TEXT))
 
 SUPERUSER = "POSTGRES_PASSWORD"
+# The services that make or check the tokens of reports: those with the setting.
+CHECKS_REPORTS = {name for name in SERVICES if issubclass(settings_of(name), Reporting)}
 
 
 def secrets_of(service: str) -> set[str]:
@@ -31,6 +35,10 @@ def secrets_of(service: str) -> set[str]:
 def environment(service: str) -> dict[str, Any]:
     found: dict[str, Any] = COMPOSE[service]["environment"]
     return found
+
+
+def environment_or_none(service: str) -> dict[str, Any]:
+    return COMPOSE[service].get("environment") or {}
 
 
 def test_every_secret_is_in_the_example() -> None:
@@ -47,6 +55,8 @@ def test_a_service_has_the_password_of_its_own_users(service: str) -> None:
         "callbacks": {"PENSTOCK_CALLBACK_SECRETS", "PENSTOCK_ENCRYPTION_KEYS"},
         "gateway": {"PENSTOCK_ENCRYPTION_KEYS"},
     }.get(service, set())
+    if service in CHECKS_REPORTS:
+        others |= {"PENSTOCK_REPORT_KEYS"}
     assert secrets_of(service) == {own} | others
     found = environment(service)
     role = f"penstock_{service.replace('-', '_')}"
@@ -64,6 +74,13 @@ def test_a_worker_has_only_the_password_of_workers() -> None:
     assert secrets_of("worker") - {"PENSTOCK_METRICS_TOKEN"} <= {variable_of("worker")}
     assert environment("worker")["PENSTOCK_KAFKA_USER"] == "penstock-worker"
     assert "PENSTOCK_POSTGRES" not in environment("worker")
+
+
+def test_reports_of_workers_need_tokens() -> None:
+    """O5: the services that write ready records, and those that read reports, have the keys of
+    tokens. Workers have none, so a worker cannot make the token of a foreign attempt."""
+    assert {name for name in COMPOSE if "PENSTOCK_REPORT_KEYS" in environment_or_none(name)} == CHECKS_REPORTS
+    assert {"gateway", "task-sync", "heartbeats", "stages", "tasklogs"} == CHECKS_REPORTS
 
 
 def test_only_the_servers_own_containers_know_the_superusers() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
@@ -17,8 +18,9 @@ from penstock.kafka.client.connection import own_cancellation, translated
 from penstock.kafka.client.pending_writes import acknowledged
 from penstock.kafka.client.refusals import REFUSALS, SEQUENCE_LOST, count_refusal
 
-# Key and value.
-Record = tuple[bytes | None, bytes]
+Headers = Sequence[tuple[str, bytes]]
+# Key and value, and the headers if there are any.
+Record = tuple[bytes | None, bytes] | tuple[bytes | None, bytes, Headers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +77,42 @@ async def send_in_batches(
 
     with own_cancellation(), translated():
         batch = producer.create_batch()
-        for key, value in records:
-            if batch.append(key=key, value=value, timestamp=None) is not None:
-                unsent.append((key, value))
+        for record in records:
+            if _append(batch, record):
+                unsent.append(record)
                 continue
             if unsent:
                 add(await producer.send_batch(batch, topic, partition=partition), unsent)
                 batch, unsent = producer.create_batch(), []
-            if batch.append(key=key, value=value, timestamp=None) is not None:
-                unsent.append((key, value))
+            if _append(batch, record):
+                unsent.append(record)
             else:
                 # A record larger than a batch is sent alone, up to the topic's limit.
-                add(await _send_alone(producer, topic, partition, (key, value)), [(key, value)])
+                add(await _send_alone(producer, topic, partition, record), [record])
                 batch = producer.create_batch()
         if unsent:
             add(await producer.send_batch(batch, topic, partition=partition), unsent)
     return sent
 
 
+def _append(batch: Any, record: Record) -> bool:
+    """Adds a record to a batch; returns whether it had room."""
+    key, value = record[:2]
+    return batch.append(key=key, value=value, timestamp=None, headers=_headers(record)) is not None
+
+
+def _headers(record: Record) -> Headers:
+    return record[2] if len(record) == 3 else []
+
+
 async def _send_alone(
     producer: AIOKafkaProducer, topic: str, partition: int, record: Record
 ) -> asyncio.Future[object]:
-    key, value = record
+    key, value = record[:2]
     try:
-        return await producer.send(topic, value, key=key, partition=partition)  # type: ignore[no-any-return]  # aiokafka has no types
+        return await producer.send(  # type: ignore[no-any-return]  # aiokafka has no types
+            topic, value, key=key, partition=partition, headers=_headers(record)
+        )
     except REFUSALS as error:
         # The client itself refuses a record above its own limit.
         count_refusal(topic, error)

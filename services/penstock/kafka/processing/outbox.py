@@ -24,7 +24,7 @@ from penstock.errors import RecordsRefused, Unavailable
 from penstock.kafka.client.connection import own_cancellation, translated
 from penstock.kafka.client.pending_writes import require_writable
 from penstock.kafka.client.refusals import refusal_error
-from penstock.kafka.client.sending import refusals, send_in_batches
+from penstock.kafka.client.sending import Record, refusals, send_in_batches
 from penstock.kafka.topology.topics import CALLBACKS, CALLBACKS_DIVERTED, EVENTS, REVOKED
 from penstock.settings import Kafka
 
@@ -51,10 +51,8 @@ def partition_of(record_key: bytes, partitions: int) -> int:
     return int(_PARTITIONER(record_key, numbers, numbers))
 
 
-async def send_all(
-    producer: AIOKafkaProducer, topic: str, records: Iterable[tuple[bytes | None, bytes]]
-) -> None:
-    """Writes (key, value) records to a topic and returns once Kafka has them all.
+async def send_all(producer: AIOKafkaProducer, topic: str, records: Iterable[Record]) -> None:
+    """Writes records to a topic and returns once Kafka has them all.
 
     Each goes to the partition of its key, as every Kafka client would choose it; keyless ones go to
     the first.
@@ -71,7 +69,7 @@ async def send_all(
         partitions = sorted(await producer.partitions_for(topic))
     # By partition: the positions of its records.
     by_partition: dict[int, list[int]] = {}
-    for position, (record_key, _value) in enumerate(records):
+    for position, (record_key, *_rest) in enumerate(records):
         partition = partitions[0] if record_key is None else _PARTITIONER(record_key, partitions, partitions)
         by_partition.setdefault(partition, []).append(position)
     sent = [

@@ -12,12 +12,14 @@ log = logging.getLogger(__name__)
 
 
 async def write_results(
-    write: Callable[[bytes], Awaitable[None]], worker: str, results: Sequence[StageResult]
+    write: Callable[[bytes, Sequence[StageResult]], Awaitable[None]],
+    worker: str,
+    results: Sequence[StageResult],
 ) -> None:
     """Writes results as one record; when Kafka refuses it, in halves until the cause is alone.
 
     Args:
-        write: writes the value of a record.
+        write: writes a record; gets its value and the results in it.
         worker: that reports the results.
         results: of ended attempts.
 
@@ -26,7 +28,7 @@ async def write_results(
         TypeError, ValueError: one of them cannot be encoded; none is written.
     """
     try:
-        await write(encode_results(worker, results))
+        await write(encode_results(worker, results), results)
     except RecordsRefused as error:
         middle = len(results) // 2
         if middle:
@@ -38,7 +40,7 @@ async def write_results(
             extra={"event": "result_refused", **results[0].fence.ids(), "error": str(error)},
         )
         try:
-            await write(encode_results(worker, [unwritable(results[0], error)]))
+            await write(encode_results(worker, [unwritable(results[0], error)]), results)
         except RecordsRefused as again:
             # The topic takes no result at all, until an operator changes it.
             raise KafkaUnavailable(str(again)) from again

@@ -38,6 +38,32 @@ async def violations(connection: Any, text: str) -> list[str]:
     ]
 
 
+async def batch_violations(connection: Any, statement: str) -> list[str]:
+    """Runs a migration in batches; returns why one of them would stop a service for long.
+
+    Args:
+        connection: of `penstock.postgres.connection.connect`, as the migration has one. Its
+            database has busy tables with more than `BATCH` rows.
+        statement: of the migration.
+    """
+    tables = [f"penstock.{name}" for name in BUSY]
+    most: dict[str, int] = {}
+    behind: int | None = 0
+    while behind is not None:
+        async with connection.transaction():
+            # The plan for a table that is large.
+            await connection.execute("SET LOCAL enable_seqscan = off")
+            # The server counts those of earlier transactions until it has published them.
+            before = {row["relname"]: row["rows"] for row in await connection.fetch(_ROWS, tables)}
+            behind = await connection.fetchval(statement, behind)
+            for row in await connection.fetch(_ROWS, tables):
+                rows = row["rows"] - before.get(row["relname"], 0)
+                most[row["relname"]] = max(rows, most.get(row["relname"], 0))
+    return [
+        f"a batch reads or writes {count:,} rows of {table}" for table, count in most.items() if count > BATCH
+    ]
+
+
 async def fill(connection: Any, rows: int) -> None:
     """Fills the busy tables with this many rows each."""
     await connection.execute(
@@ -48,4 +74,5 @@ async def fill(connection: Any, rows: int) -> None:
         "SELECT id, 0, 0, 's', 'next', now() FROM penstock.task;"
         "INSERT INTO penstock.callback (id, namespace, target, task_id, state, body, due_at) "
         "SELECT 'cb-' || id, 'default', 'http://a/', id, 'pending', '', now() FROM penstock.task;"
+        "ANALYZE penstock.task, penstock.attempt, penstock.callback;"
     )

@@ -1,7 +1,8 @@
 """Bounds of the connections of a listener, in all and by address, and of the bytes of their bodies.
 
-At a bound the connection that has waited longest for its request gives way, so slow clients cannot
-keep others out. Only when each of them waits for an answer, a new one is refused.
+At a bound the connection that has waited longest for its client gives way: for a request, or for an
+answer to be taken. So slow clients cannot keep others out. Only when each of them waits for the
+handler, a new one is refused.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ class ConnectionLimits:
         by_address: most of them from one address.
         body_bytes: most bytes of bodies in memory.
         head_s: seconds for the head of a request, from the connection or its first byte on.
-        body_s: seconds for a body, and one more for each `body_rate` bytes that have come.
-        body_rate: bytes a second.
+        body_s: seconds for a body, and one more for each `rate` bytes that have come.
+        rate: bytes a second of bodies and answers.
         idle_s: seconds between two requests. Longer than the 60 s after which balancers and
             proxies give up a connection, because theirs would otherwise meet a closed one.
-        write_s: seconds in which a client must take a part of an answer.
+        write_s: seconds in which a client must take a part of an answer. An answer waits for its
+            client that long in all, and one second more for each `rate` bytes that were taken.
     """
 
     connections: int
@@ -41,13 +43,13 @@ class ConnectionLimits:
     body_bytes: int
     head_s: float = 10.0
     body_s: float = 20.0
-    body_rate: float = 16 * 1024
+    rate: float = 16 * 1024
     idle_s: float = 65.0
     write_s: float = 30.0
 
 
-# For the few clients of probes and metrics.
-FEW = ConnectionLimits(connections=100, by_address=100, body_bytes=1_000_000)
+# For the few clients of probes and metrics. One of them leaves room for the probe of a supervisor.
+FEW = ConnectionLimits(connections=100, by_address=50, body_bytes=1_000_000)
 
 
 # Why a connection is refused, and why the server ends one, as metrics have them.
@@ -84,7 +86,7 @@ class ConnectionGuard:
         self.counts = counts or ConnectionCounts()
         self._open: set[Connection] = set()
         self._by_address: Counter[str] = Counter()
-        # The connections whose request is not read, by the time since when; and the same by
+        # The connections that wait for their clients, by the time since when; and the same by
         # address. Those with a body may have read it meanwhile.
         self._waiting: OrderedDict[Connection, None] = OrderedDict()
         self._waiting_by_address: dict[str, OrderedDict[Connection, None]] = {}
@@ -129,14 +131,14 @@ class ConnectionGuard:
         return None
 
     def wait(self, connection: Connection) -> None:
-        """Notes that a connection waits for its next request."""
+        """Notes that a connection waits for its client."""
         self.serve(connection)
         if connection in self._open:
             self._waiting[connection] = None
             self._waiting_by_address.setdefault(connection.address, OrderedDict())[connection] = None
 
     def serve(self, connection: Connection) -> None:
-        """Notes that the request of a connection is read."""
+        """Notes that a connection waits for the handler."""
         self._waiting.pop(connection, None)
         of_address = self._waiting_by_address.get(connection.address)
         if of_address is not None:

@@ -6,8 +6,8 @@ connection.
 What this module guarantees: a client that sends or receives too slowly loses its connection within
 `ConnectionLimits`. A client whose request is read may wait for its answer as long as the handler
 takes. Connections are bounded, in all and by address, and so are the bytes of bodies. At a bound
-the connection that has waited longest for its request gives way, so slow clients cannot keep others
-out. Only when each of them waits for an answer, a new one is refused.
+the connection that has waited longest for its client gives way, so slow clients cannot keep others
+out. Only when each of them waits for the handler, a new one is refused.
 
 In doubt the connection ends: the client repeats its request, and an idempotency key makes that
 safe.
@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from aiohttp import StreamReader, web
 
-from penstock.http.connection_guard import ConnectionGuard
+from penstock.http.connection_guard import ConnectionGuard, ConnectionLimits
 from penstock.http.problems import Problem
 from penstock.http.server import (
     RETRY_AFTER_S,
@@ -45,6 +45,44 @@ _LINGER_S = 2.0
 _IPV6_PREFIX = 64
 
 
+class _Unsent:
+    """How long an answer waits for its client.
+
+    Attributes:
+        since_s: when the client stopped to take it; None while it takes.
+        before_s: seconds of earlier stops, in this answer.
+        stalled: whether the timer has found the client in this stop before.
+    """
+
+    __slots__ = ("_limits", "before_s", "since_s", "stalled")
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._limits = limits
+        self.since_s: float | None = None
+        self.before_s = 0.0
+        self.stalled = False
+
+    def end(self, now_s: float) -> None:
+        """The client takes a part."""
+        self.before_s += self._lasts_s(now_s)
+        self.since_s, self.stalled = None, False
+
+    def is_overdue(self, now_s: float, taken_bytes: int) -> bool:
+        """Whether the client is too slow; its system may have taken megabytes before it stopped."""
+        lasts_s, limits = self._lasts_s(now_s), self._limits
+        allowed_s = limits.write_s + taken_bytes / limits.rate
+        return lasts_s > limits.write_s or self.before_s + lasts_s > allowed_s
+
+    def begins_to_stall(self, now_s: float, elapsed_s: float) -> bool:
+        """Whether the client is `stalled` from now on: it stopped before the timer's last turn."""
+        begins = not self.stalled and self._lasts_s(now_s) > elapsed_s
+        self.stalled |= begins
+        return begins
+
+    def _lasts_s(self, now_s: float) -> float:
+        return 0.0 if self.since_s is None else now_s - self.since_s
+
+
 class Connection(web.RequestHandler):
     """One connection.
 
@@ -59,10 +97,9 @@ class Connection(web.RequestHandler):
         "_guard",
         "_head_since_s",
         "_link",
-        "_received_bytes",
         "_request",
         "_since_s",
-        "_unsent_since_s",
+        "_unsent",
         "address",
         "buffered_bytes",
     )
@@ -83,8 +120,7 @@ class Connection(web.RequestHandler):
         # When the connection, its last request or its last answer began.
         self._since_s = 0.0
         self._head_since_s: float | None = None
-        self._unsent_since_s: float | None = None
-        self._received_bytes = 0
+        self._unsent = _Unsent(guard.limits)
         self.address = ""
         self.buffered_bytes = 0
 
@@ -95,8 +131,8 @@ class Connection(web.RequestHandler):
 
     @property
     def serves(self) -> bool:
-        """Whether a request is read and not answered."""
-        return self._request is not None and self._request.content.is_eof()
+        """Whether a request is read and not answered, and its client takes what is sent."""
+        return self._request is not None and self._request.content.is_eof() and not self._unsent.stalled
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuses the connection at a bound, and ends it when its client vanishes."""
@@ -125,7 +161,6 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Notes when the head of a request begins."""
-        self._received_bytes += len(data)
         after_body = self._body is None or self._body.is_eof()
         if self._request is None and self._head_since_s is None and data and after_body:
             self._head_since_s = self._loop.time()
@@ -133,19 +168,21 @@ class Connection(web.RequestHandler):
 
     def pause_writing(self) -> None:
         """Notes when the client stops to take an answer."""
-        self._unsent_since_s = self._loop.time()
+        self._unsent.since_s = self._loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
         """The client has taken a part of the answer."""
-        self._unsent_since_s = None
+        self._unsent.end(self._loop.time())
+        if self.serves:
+            self._guard.serve(self)
         super().resume_writing()
 
     def begin(self, request: web.BaseRequest) -> None:
         """Notes that the head of a request is read."""
         self._request, self._body = request, request.content
         self._since_s = self._loop.time()
-        self._received_bytes = 0
+        self._unsent.before_s = 0.0
         if self.serves:
             self._guard.serve(self)
 
@@ -177,13 +214,13 @@ class Connection(web.RequestHandler):
             elapsed_s: seconds since the last call.
         """
         limits = self._guard.limits
-        if self._unsent_since_s is not None and now_s - self._unsent_since_s > limits.write_s:
-            self.end("write", None)
+        if self._unsent.since_s is not None:
+            self._end_if_unsent(now_s, elapsed_s)
         elif self.reads_body:
             if self._reading_paused:
                 # The handler does not read, so the client cannot send.
                 self._since_s += elapsed_s
-            elif now_s - self._since_s > limits.body_s + self._received_bytes / limits.body_rate:
+            elif self._body and now_s - self._since_s > limits.body_s + self._body.total_bytes / limits.rate:
                 self.end("body", _late("body", limits.body_s))
         elif self._request is not None:
             return
@@ -192,6 +229,12 @@ class Connection(web.RequestHandler):
                 self.end("head", _late("head", limits.head_s))
         elif now_s - self._since_s > (limits.idle_s if self._request_count else limits.head_s):
             self.end("idle" if self._request_count else "head", None)
+
+    def _end_if_unsent(self, now_s: float, elapsed_s: float) -> None:
+        if self._unsent.is_overdue(now_s, _taken_bytes(self._request, self._link)):
+            self.end("write", None)
+        elif self._unsent.begins_to_stall(now_s, elapsed_s):
+            self._guard.wait(self)
 
     def end(self, reason: str, problem: Problem | None) -> None:
         """Ends the connection.
@@ -205,13 +248,10 @@ class Connection(web.RequestHandler):
         if link is None or link.is_closing():
             return
         self._guard.counts.ended[reason] += 1
+        detail = problem.detail if problem else ""
         log.info(
             "Ended the connection of a slow client",
-            extra={
-                "event": "connection_ended",
-                "remote": self.address,
-                "reason": problem.detail if problem else "",
-            },
+            extra={"event": "connection_ended", "remote": self.address, "reason": detail},
         )
         if problem is not None and (self._request is None or self._request.writer.output_size == 0):
             link.write(_closing_answer(problem))
@@ -254,6 +294,13 @@ def _client_of(transport: asyncio.Transport) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ip_network((address, _IPV6_PREFIX), strict=False))
+
+
+def _taken_bytes(request: web.BaseRequest | None, link: asyncio.Transport | None) -> int:
+    """The bytes of an answer that the client's system has taken."""
+    if request is None or link is None:
+        return 0
+    return request.writer.output_size - link.get_write_buffer_size()
 
 
 def _late(part: str, limit_s: float) -> Problem:

@@ -86,8 +86,12 @@ def _host_problem(request: web.BaseRequest, policy: HostPolicy) -> Problem | Non
     if len(hosts) != 1 or not hosts[0]:
         detail = "A request needs the header Host once, with the name or address of this server"
         return status_problem(HTTPStatus.BAD_REQUEST, detail, "")
-    # The host of an absolute request target stands in front of the header's.
-    for host in (hosts[0], request.host):
+    named = [hosts[0]]
+    if request.host != hosts[0]:
+        # The host of an absolute request target, which stands in front of the header's. It has
+        # neither a port nor the brackets of IPv6.
+        named.append(f"[{request.host}]" if ":" in request.host else request.host)
+    for host in named:
         if not policy.allows(host):
             detail = (
                 f"This server is not {host[:_SHOWN]!r}. Call it by its address, "
@@ -143,7 +147,7 @@ async def listen(
     assert manager is not None, "the runner is not set up"
     # Around the application: it looks up routes and answers `Expect` before its middlewares.
     manager.request_handler = _admitting(manager.request_handler, HostPolicy.of(host, allowed_hosts))
-    guard = ConnectionGuard(replace(limits, connections=_open_files(limits.connections)), counts)
+    guard = ConnectionGuard(_within_files(limits), counts)
 
     options: dict[str, Any] = {
         "access_log": None,
@@ -165,6 +169,13 @@ async def listen(
     finally:
         guard.stop()
         server.close()
+
+
+def _within_files(limits: ConnectionLimits) -> ConnectionLimits:
+    """The limits for as many connections as the process may have; one address leaves its share."""
+    connections = _open_files(limits.connections)
+    by_address = max(1, limits.by_address * connections // limits.connections)
+    return replace(limits, connections=connections, by_address=by_address)
 
 
 def _open_files(connections: int) -> int:

@@ -1,9 +1,14 @@
 """Applies numbered migrations in order, each once, from one process at a time.
 
 What this module guarantees: a migration stops no statement of a service for longer than
-`_LOCK_WAIT`, and a crash leaves it applied or not applied. A migration is either a transaction of
-short statements, or one statement that creates or drops an index `CONCURRENTLY`. PostgreSQL cannot
-run the latter in a transaction. A crash leaves its index invalid, and the next run builds it again.
+`_LOCK_WAIT`, and a crash leaves it applied or to be repeated. A migration is one of three kinds:
+
+- A transaction of short statements.
+- One statement that creates or drops an index `CONCURRENTLY`, which PostgreSQL cannot run in a
+  transaction. A crash leaves its index invalid, and the next run builds it again.
+- One statement that fills a busy table in batches. Each run of it is a transaction: it examines the
+  next rows behind the position `$1`, at first 0, and returns the position of the last of them, or
+  NULL at the end. The next run after a crash begins at 0, so the statement must be repeatable.
 """
 
 from __future__ import annotations
@@ -30,10 +35,15 @@ _RETRY_S = 1.0
 _LOCK_RETRY_S = 0.2
 # How long a migration waits for a table lock: all later statements on the table wait behind it.
 _LOCK_WAIT = "200ms"
+# Such a wait ends with one of these: the time is over, or the server sees a deadlock before.
+_HELD_BY_ANOTHER = (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError)
 # Building an index waits for older transactions, and no statement waits behind it.
 _NO_LIMIT = "0"
 
 _BASELINE = "0001_baseline"
+
+# The first words of a migration that is run in batches.
+IN_BATCHES = "-- In batches"
 
 _INDEX = re.compile(
     r"(?:CREATE (?:UNIQUE )?INDEX CONCURRENTLY IF NOT EXISTS|(?P<drop>DROP) INDEX CONCURRENTLY IF EXISTS)"
@@ -50,15 +60,39 @@ async def lock(connection: Any) -> None:
 async def _apply(connection: Any, name: str, text: str) -> bool:
     """Applies one migration; returns False when another session locks one of its tables."""
     statement = re.sub(r"^\s*--.*$", "", text, flags=re.MULTILINE).strip()
+    if text.startswith(IN_BATCHES):
+        return await _apply_in_batches(connection, name, statement)
     if "CONCURRENTLY" in statement:
         return await _apply_concurrently(connection, name, statement)
     try:
         async with connection.transaction():
             await connection.execute(text, timeout=_TIMEOUT_S)
             await connection.execute(query("migrations.mark"), name)
-    except asyncpg.LockNotAvailableError:
+    except _HELD_BY_ANOTHER:
         return False
     return True
+
+
+async def _apply_in_batches(connection: Any, name: str, statement: str) -> bool:
+    """Runs a statement until it finds no further rows; returns True."""
+    behind: int | None = 0
+    while behind is not None:
+        try:
+            behind = await connection.fetchval(statement, behind, timeout=_TIMEOUT_S)
+        except _HELD_BY_ANOTHER:
+            # Not from the beginning: another session may hold one of many rows for hours.
+            await _wait(name)
+    await connection.execute(query("migrations.mark"), name)
+    return True
+
+
+async def _wait(name: str) -> None:
+    """Waits for another session before the next attempt."""
+    log.info(
+        "A migration waits for another session that locks its tables, such as a backup",
+        extra={"event": "migration_blocked", "migration": name},
+    )
+    await asyncio.sleep(_RETRY_S)
 
 
 async def _apply_concurrently(connection: Any, name: str, statement: str) -> bool:
@@ -125,11 +159,7 @@ async def migrate(dsn: str, step: Step | None = None, *, folder: Path | None = N
                 while not await _apply(
                     connection, name, (folder / f"{name}.sql").read_text(encoding="utf-8")
                 ):
-                    log.info(
-                        "A migration waits for another session that locks its tables, such as a backup",
-                        extra={"event": "migration_blocked", "migration": name},
-                    )
-                    await asyncio.sleep(_RETRY_S)
+                    await _wait(name)
                 applied.append(name)
             return applied
     finally:

@@ -1,8 +1,8 @@
 """Connections of their own for reads, so that no number of reads delays a write.
 
 What this module guarantees: statements inside `reading` use a pool of their own, whose statements
-the server ends after `STATEMENT_S`. One reader has one list at a time, and lists leave a connection
-to reads by id. Reads that wait too long are refused.
+the server ends after `STATEMENT_S`. One reader has one list at a time, and its reads by id leave a
+connection to other readers. Lists leave one to reads by id. Reads that wait too long are refused.
 
 Fails open towards writes: a statement outside `reading` uses the pool of writes.
 """
@@ -31,7 +31,7 @@ class Reader:
     """Who reads.
 
     Attributes:
-        actor: shares the bound of lists.
+        actor: shares the bounds of lists and of reads by id.
         lists: whether the read may take long, rather than naming its rows by id.
     """
 
@@ -71,9 +71,10 @@ class SplitPool:
     ) -> None:
         self._writes = writes
         self._reads = reads
-        self._lists = asyncio.Semaphore(size - 1)
-        # The turn of each actor, and how many have or await it.
-        self._turns: dict[str, tuple[asyncio.Semaphore, int]] = {}
+        self._most = size - 1
+        self._lists = asyncio.Semaphore(self._most)
+        # The turns of each reader, and how many have or await them.
+        self._turns: dict[Reader, tuple[asyncio.Semaphore, int]] = {}
 
     def acquire(self, *, timeout: float | None = None) -> Any:
         """As the driver's method."""
@@ -115,8 +116,8 @@ class SplitPool:
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(WAIT_S):
+                    await stack.enter_async_context(self._turn(reader))
                     if reader.lists:
-                        await stack.enter_async_context(self._turn(reader.actor))
                         await stack.enter_async_context(self._lists)
                     connection = await stack.enter_async_context(self._reads.acquire())
             except TimeoutError as error:
@@ -126,16 +127,16 @@ class SplitPool:
             yield connection
 
     @asynccontextmanager
-    async def _turn(self, actor: str) -> AsyncIterator[None]:
-        turn, users = self._turns.get(actor, (asyncio.Semaphore(1), 0))
-        self._turns[actor] = (turn, users + 1)
+    async def _turn(self, reader: Reader) -> AsyncIterator[None]:
+        turn, users = self._turns.get(reader, (asyncio.Semaphore(1 if reader.lists else self._most), 0))
+        self._turns[reader] = (turn, users + 1)
         try:
             async with turn:
                 yield
         finally:
-            turn, users = self._turns.pop(actor)
+            turn, users = self._turns.pop(reader)
             if users > 1:
-                self._turns[actor] = (turn, users - 1)
+                self._turns[reader] = (turn, users - 1)
 
 
 @asynccontextmanager

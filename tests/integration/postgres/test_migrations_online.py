@@ -6,13 +6,14 @@ import time
 
 import asyncpg
 import pytest
-from tests.support.migration_rules import BATCH, fill, violations
+from tests.support.migration_rules import BATCH, batch_violations, fill, violations
 from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.files import schemas_folder
 from penstock.errors import CannotStart
 from penstock.postgres import migrations
-from penstock.postgres.migrations import migrate
+from penstock.postgres.connection import connect
+from penstock.postgres.migrations import IN_BATCHES, migrate
 
 FOLDER = schemas_folder() / "postgres" / "migrations"
 FILES = sorted(FOLDER.glob("*.sql"))
@@ -21,6 +22,17 @@ RELEASED = "0001_baseline"
 # A migration that waits for older transactions.
 INDEX = "0002_made_up"
 INDEX_TEXT = "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS made_up ON penstock.task (id, step)"
+# A migration that fills a column of a busy table.
+BACKFILL = "0003_backfill"
+BACKFILL_TEXT = """-- In batches: fills `label_count`.
+WITH batch AS (
+    SELECT id FROM penstock.task WHERE id > $1 ORDER BY id LIMIT 200 FOR NO KEY UPDATE
+), filled AS (
+    UPDATE penstock.task SET label_count = 0 WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND label_count IS NULL
+)
+SELECT max(id) FROM batch;
+"""
+COLUMN_TEXT = "ALTER TABLE penstock.task ADD COLUMN label_count integer"
 ROWS = 5 * BATCH
 
 
@@ -42,7 +54,15 @@ async def db(empty_database, released):
     await connection.close()
 
 
-async def test_no_migration_stops_a_busy_table_for_long(empty_database, released, db):
+@pytest.fixture
+async def session(empty_database, released):
+    """A session as a migration has it."""
+    connection = await connect(empty_database, "test")
+    yield connection
+    await connection.close()
+
+
+async def test_no_migration_stops_a_busy_table_for_long(empty_database, released, db, session):
     """O6: no transaction of a migration examines the rows of tasks, callbacks or attempts, for
     which their writers would wait. A migration creates one index of these, concurrently."""
     found = {}
@@ -52,6 +72,9 @@ async def test_no_migration_stops_a_busy_table_for_long(empty_database, released
             if "CONCURRENTLY" in text:
                 shutil.copy(file, released)
                 assert await migrate(empty_database, folder=released) == [file.stem]
+            elif text.startswith(IN_BATCHES):
+                if broken := await batch_violations(session, text):
+                    found[file.name] = broken
             elif broken := await violations(db, text):
                 found[file.name] = broken
             else:
@@ -90,6 +113,49 @@ async def test_a_migration_that_breaks_the_rule_is_found(db, text):
 async def test_a_migration_of_a_moment_is_permitted(db, text):
     """O6: a lock that is held for a moment stops nobody for long."""
     assert await violations(db, text) == []
+
+
+async def test_batches_that_break_the_rule_are_found(db, session):
+    """O6: a batch that examines a whole table is found, also where only its plan does."""
+    await db.execute(COLUMN_TEXT)
+    assert await batch_violations(session, BACKFILL_TEXT) == []
+    joined = BACKFILL_TEXT.replace(
+        "WHERE id = ANY (ARRAY(SELECT id FROM batch)) AND", "FROM batch WHERE task.id = batch.id AND"
+    )
+    for text in (joined, BACKFILL_TEXT.replace("LIMIT 200", "LIMIT 3000")):
+        assert await batch_violations(session, text) != []
+
+
+async def test_a_backfill_commits_in_batches_and_waits_for_a_row(empty_database, released, db):
+    """O1, O6: a row that another session has locked delays the migration only. What it has filled
+    stays, and other sessions write rows before and behind that one. A run that is ended is
+    repeated, and then completes."""
+    (released / "0002_column.sql").write_text(COLUMN_TEXT)
+    await migrate(empty_database, folder=released)
+    (released / f"{BACKFILL}.sql").write_text(BACKFILL_TEXT)
+    other = await asyncpg.connect(empty_database)
+    filled = "SELECT count(*) FROM penstock.task WHERE label_count = 0"
+    for is_ended in (True, False):
+        transaction = other.transaction()
+        await transaction.start()
+        # In a subquery, because the lock would include the rows before.
+        locked = await other.fetchval(
+            "SELECT id FROM penstock.task "
+            "WHERE id = (SELECT id FROM penstock.task ORDER BY id OFFSET 2000 LIMIT 1) FOR UPDATE"
+        )
+        migrating = asyncio.ensure_future(migrate(empty_database, folder=released))
+        await wait_until(lambda: db.fetchval(f"SELECT ({filled}) = 2000"))
+        for task_id in (locked - 1500, locked - 1, locked + 1, locked + 1500):
+            await in_time(db.execute("UPDATE penstock.task SET step = step WHERE id = $1", task_id))
+        assert not migrating.done()
+        if is_ended:
+            migrating.cancel()
+            await asyncio.gather(migrating, return_exceptions=True)
+        await transaction.rollback()
+    assert await in_time(migrating) == [BACKFILL]
+    assert await db.fetchval(filled) == ROWS
+    assert await migrate(empty_database, folder=released) == []
+    await other.close()
 
 
 async def test_traffic_goes_on_while_an_index_waits_for_a_transaction(empty_database, released):

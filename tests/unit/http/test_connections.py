@@ -26,7 +26,7 @@ LIMITS = ConnectionLimits(
     body_bytes=10_000_000,
     head_s=1,
     body_s=1,
-    body_rate=100,
+    rate=100,
     idle_s=1,
     write_s=1,
 )
@@ -143,32 +143,78 @@ async def test_a_slow_client_loses_its_connection(kind):
     assert answer.count(b" 200 OK") == ("answer" in kind or "second" in kind)
 
 
+async def test_an_endless_extension_of_a_chunk_is_no_body():
+    """O5: bytes that belong to no body do not extend its time, however many there are."""
+    async with serving() as server:
+        reader, writer = await opened(server.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;")
+        answer = asyncio.ensure_future(reader.read())
+
+        async def is_ended() -> bool:
+            writer.write(b"x" * 1_000)
+            return answer.done()
+
+        await wait_until(is_ended)
+        await asyncio.gather(answer, return_exceptions=True)
+        assert server.counts.ended == {"body": 1}
+        writer.close()
+
+
+@asynccontextmanager
+async def receiving_large(server: Server):
+    """A client that has the first bytes of a large answer."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.settimeout(0)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await loop.sock_connect(client, ("127.0.0.1", server.port))
+        await loop.sock_sendall(client, GET.replace(b"/poll", b"/large"))
+        await in_time(loop.sock_recv(client, 12))
+        yield client
+
+
 async def test_a_client_that_takes_no_answer_loses_its_connection():
     """O5: the answer does not stay in memory for a client that reads nothing of it."""
-    async with serving() as server:
-        loop = asyncio.get_running_loop()
-        with socket.socket() as client:
-            client.settimeout(0)
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            await loop.sock_connect(client, ("127.0.0.1", server.port))
-            await loop.sock_sendall(client, GET.replace(b"/poll", b"/large"))
-            await in_time(loop.sock_recv(client, 12))
+    async with serving() as server, receiving_large(server) as client:
 
-            async def is_ended() -> bool:
-                try:
-                    await loop.sock_sendall(client, b"x")
-                except ConnectionError:
-                    return True
-                return False
+        async def is_ended() -> bool:
+            try:
+                await asyncio.get_running_loop().sock_sendall(client, b"x")
+            except ConnectionError:
+                return True
+            return False
 
-            await wait_until(is_ended)
-            assert server.counts.ended == {"write": 1}
+        await wait_until(is_ended)
+        assert server.counts.ended == {"write": 1}
+
+
+async def test_a_client_that_takes_its_answer_too_slowly_loses_its_connection():
+    """O5: also when it takes a part now and then."""
+    async with serving(replace(LIMITS, rate=1_000_000_000)) as server, receiving_large(server) as client:
+
+        async def is_ended() -> bool:
+            await asyncio.get_running_loop().sock_recv(client, 100_000)
+            return bool(server.counts.ended)
+
+        await wait_until(is_ended)
+        assert server.counts.ended == {"write": 1}
+
+
+async def test_a_client_that_takes_no_answer_gives_way():
+    """O5: at the bound another client has its place, long before its time is over."""
+    limits = replace(LIMITS, by_address=2, head_s=600, idle_s=600, write_s=600)
+    async with serving(limits) as server, receiving_large(server), receiving_large(server):
+
+        async def is_served() -> bool:
+            return (await server.post()).status == 200
+
+        await wait_until(is_served)
+        assert server.counts.ended == {"bound": 1}
 
 
 async def test_a_steady_body_and_a_long_poll_are_served(caplog):
     """T6: a body may take longer than the limit if it comes at the rate, and a client whose request
     is read waits as long as the handler takes."""
-    async with serving(replace(LIMITS, body_rate=1_000)) as server:
+    async with serving(replace(LIMITS, rate=1_000)) as server:
         poll_reader, poll_writer = await opened(server.port, GET)
         reader, writer = await opened(server.port, HEAD + b"Content-Length: 40000\r\n\r\n")
         for _ in range(40):

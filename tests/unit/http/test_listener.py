@@ -7,6 +7,8 @@ import pytest
 from aiohttp import web
 from tests.support.http_requests import raw_request
 
+from penstock.http import listener
+from penstock.http.connection_guard import ConnectionLimits
 from penstock.http.listener import listen
 from penstock.sockets import PROBE_AFTER_S, VANISHED_S
 from penstock.worker.gateway_client import _make_session
@@ -76,7 +78,17 @@ async def served():
         ("GET / HTTP/1.1\r\nHost: localhost", 200),
         ("POST / HTTP/1.1\r\nHost: 127.0.0.1:80", 200),
         ("GET / HTTP/1.1\r\nHost: tasks.example", 200),
+        ("GET / HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-Host: evil.example", 200),
         ("GET http://localhost/ HTTP/1.1\r\nHost: localhost", 200),
+        ("GET http://LOCALHOST.:80/ HTTP/1.1\r\nHost: localhost", 200),
+        ("GET http://[::1]:80/ HTTP/1.1\r\nHost: [::1]:80", 200),
+        ("GET http://[2001:db8::7]/ HTTP/1.1\r\nHost: localhost", 421),
+        ("GET http://localhost@evil.example/ HTTP/1.1\r\nHost: localhost", 421),
+        ("CONNECT evil.example:80 HTTP/1.1\r\nHost: localhost", 421),
+        (
+            "GET / HTTP/1.1\r\nHost: evil.example\r\nX-Forwarded-Host: localhost\r\nForwarded: host=localhost",
+            421,
+        ),
         ("GET / HTTP/1.1\r\nHost: evil.example", 421),
         ("POST / HTTP/1.1\r\nHost: evil.example\r\nExpect: 100-continue\r\nContent-Length: 9", 421),
         ("GET /unknown HTTP/1.1\r\nHost: evil.example", 421),
@@ -103,6 +115,13 @@ async def test_only_requests_for_this_server_reach_the_application(served, head,
         assert answer.json["status"] == status
     if status == 421:
         assert "PENSTOCK_ALLOWED_HOSTS" in answer.json["detail"]
+
+
+def test_where_fewer_files_may_be_open_one_address_leaves_its_share(monkeypatch):
+    """O5: else one client could use each connection that the process may have."""
+    monkeypatch.setattr(listener, "_open_files", lambda _connections: 60)
+    limits = listener._within_files(ConnectionLimits(connections=120, by_address=110, body_bytes=1))
+    assert (limits.connections, limits.by_address) == (60, 55)
 
 
 async def test_a_server_on_the_network_answers_to_addresses(served):

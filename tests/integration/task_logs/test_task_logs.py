@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
+from tests.support import pipeline
 from tests.support.gateways import running_gateway
-from tests.support.services import read_records, running_service, write
+from tests.support.services import read, read_records, running_service, write
 from tests.support.waiting import in_time, wait_until
 
-from penstock.kafka.topology.topics import EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
+from penstock.contracts.validation import conform
+from penstock.kafka.topology.topics import CALLBACKS, EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
 from penstock.objects import ObjectStore
 from penstock.postgres import types
 from penstock.task_logs import retention as retention_module
@@ -101,8 +103,8 @@ async def working(logs, handler, **more):
         yield worker
 
 
-async def submit(logs, count=1):
-    return await logs.system.submit(count)
+async def submit(logs, count=1, **fields):
+    return await pipeline.submit(logs.system.pool, count, **fields)
 
 
 async def test_a_log_is_readable_from_the_topic_and_then_from_segments(logs):
@@ -473,9 +475,9 @@ async def test_a_run_without_its_end_says_so(logs):
 
 
 async def command(logs, *arguments):
-    """Runs `penstock logs` and returns the lines of its output."""
+    """Runs `penstock` and returns the lines of its output."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock", "logs", *map(str, arguments), "--gateway", logs.gateway.url,
+        sys.executable, "-m", "penstock", *map(str, arguments), "--gateway", logs.gateway.url,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, errors = await in_time(process.communicate())
@@ -496,7 +498,7 @@ async def test_the_command_follows_a_task_through_its_attempts_and_stages(logs):
         return Done()
 
     [task] = await submit(logs)
-    follows = asyncio.create_task(command(logs, task, "-f"))
+    follows = asyncio.create_task(command(logs, "logs", task, "-f"))
     async with working(logs, handler, other=other):
         found = await follows
     texts = [line.split(" ", 2)[2].strip() for line in found]
@@ -510,23 +512,76 @@ async def test_the_command_follows_a_task_through_its_attempts_and_stages(logs):
     assert await logs.texts(task, 0, 1) == ["attempt 1"]
     runs = [(run["step"], run["attempt"], run["stage"], run["outcome"]) for run in await logs.runs(task)]
     assert runs == [(0, 0, "start", "fail"), (0, 1, "start", "next"), (1, 0, "other", "done")]
-    shown = [json.loads(line)["text"] for line in await command(logs, task, "--json", "--grep", "ATTEMPT")]
+    shown = [
+        json.loads(line)["text"] for line in await command(logs, "logs", task, "--json", "--grep", "ATTEMPT")
+    ]
     assert shown == ["attempt 0", "attempt 1"]
-    assert len(await command(logs, task, "--level", "ERROR", "--since", "1h")) == 1
+    assert len(await command(logs, "logs", task, "--level", "ERROR", "--since", "1h")) == 1
+
+
+async def test_a_failed_attempt_tells_why(logs):
+    """L2: the log, the error of the attempt, `get`, `why`, events and callbacks tell why it failed:
+    each with a bound, without secrets, and with the way to the log."""
+
+    async def handler(task):
+        raise ValueError("\n".join([*["x" * 100] * 300, "with password=planted-secret at the end"]))
+
+    [task] = await submit(logs, events="all", callbacks=("http://127.0.0.1:9/",))
+    async with working(logs, handler):
+        await logs.system.become(failed=1)
+        await wait_until(lambda: logs.runs(task))
+    paths = [f"/tasks/{task}/logs/0/{attempt}" for attempt in (0, 1)]
+    end = "with password=[redacted] at the end"
+    document = (await logs.gateway.get(f"/tasks/{task}")).body
+    assert [attempt["log"] for attempt in document["attempts"]] == paths
+    for error in (document["error"], *(attempt["error"] for attempt in document["attempts"])):
+        assert error["traceback"].endswith(f"{end}\n")
+        assert len(error["message"]) == 2_000
+        assert 19_000 < len(error["traceback"]) <= 20_000
+    for path in paths:
+        text = (await logs.gateway.get(f"{path}?format=text")).body
+        assert text.endswith(f"{end}\n")
+        assert len(text) < 50_000
+
+    async def published():
+        prefix, kafka = logs.system.where["prefix"], logs.system.where["kafka"]
+        events = await read(kafka, f"{prefix}{EVENTS.name}")
+        callbacks = await read(kafka, f"{prefix}{CALLBACKS.name}")
+        found = [*events, *(json.loads(each["body"]) for each in callbacks)]
+        return found if len(found) == 4 else None
+
+    found = await wait_until(published)
+    assert [each["event"] for each in found] == ["task.retried", "task.failed"] * 2
+    assert [each["error"]["log"] for each in found] == paths * 2
+    for each in found:
+        conform(each, "event")
+        error = each["error"]
+        assert error["traceback"].endswith(f"{end}\n")
+        assert (len(error["message"]), len(error["traceback"])) == (2_000, 500)
+    why = (await logs.gateway.get(f"/tasks/{task}/why")).body["figures"]
+    assert (why["log"], why["traceback"]) == (paths[1], document["error"]["traceback"][-500:])
+    hint = f"penstock logs {task} --step 0 --attempt 1"
+    for verb in (["get"], ["tasks", "why"]):
+        shown = await command(logs, *verb, task)
+        assert end in shown
+        assert shown[-1].endswith(hint)
+    shown = await command(logs, *hint.split()[1:])
+    assert shown[-1].endswith(end)
+    assert "planted" not in json.dumps([document, found, why, shown])
 
 
 async def everything_written(logs):
     """The bytes of records with their headers, of all segments, and of the rows of tasks."""
     prefix, kafka = logs.system.where["prefix"], logs.system.where["kafka"]
     data = []
-    for topic in (TASK_LOGS, HEARTBEATS, STAGE_RESULTS, EVENTS):
+    for topic in (TASK_LOGS, HEARTBEATS, STAGE_RESULTS, EVENTS, CALLBACKS):
         for record in await read_records(kafka, f"{prefix}{topic.name}"):
             data += [record.value or b"", *(value for _name, value in record.headers)]
     store = ObjectStore(logs.objects)
     for row in await logs.segments():
         # Without the eight bytes behind the index.
         data.append(gzip.decompress(await store.range(row["object_key"], 0, row["size"] - 8)))
-    for table in ("task", "attempt", "task_progress"):
+    for table in ("task", "attempt", "task_progress", "callback"):
         rows = await logs.system.pool.fetch(f"SELECT found::text AS row FROM {table} AS found")
         data += [row["row"].encode() for row in rows]
     return b"\n".join(data)
@@ -534,8 +589,8 @@ async def everything_written(logs):
 
 @pytest.mark.parametrize("transport", ["kafka", "http"])
 async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport):
-    """L: a secret that a handler logs, prints, raises or reports as progress, or that a program
-    ships by itself, is in no record, no segment and no row."""
+    """L: a secret that a handler or its command logs, prints, raises or reports as progress, or
+    that a program ships by itself, is in no record, no callback, no segment and no row."""
     monkeypatch.setenv("STORE_PASSWORD", "planted-environment")
     if transport == "kafka":
         settings = WorkerSettings(**logs.system.where, objects="memory:///")
@@ -554,10 +609,11 @@ async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport)
         log.warning("logged %s", secrets, extra={"value": secrets})
         task.log.info("structured", value=secrets)
         task.progress(0.5, f"reported {secrets}")
+        await task.run(["sh", "-c", "echo ran $STORE_PASSWORD; echo also $STORE_PASSWORD >&2"])
         await wait_until(reported)
         raise ValueError(f"raised {secrets}")
 
-    [task] = await submit(logs)
+    [task] = await submit(logs, events="all", callbacks=("http://127.0.0.1:9/",))
     service, _settings = logs.service(logs_segment_s=0.1)
     async with running_service(service):
         async with running_service(worker.serve):
@@ -572,8 +628,10 @@ async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport)
             return sum(row["runs"] for row in stored) >= 2 and sum(row["lines"] for row in stored) >= 8
 
         await wait_until(all_stored)
+    ran = {line["text"] for line in await logs.lines(task) if line["source"] == "sh"}
+    assert ran == {"ran [redacted]", "also [redacted]"}
     data = await everything_written(logs)
-    assert data.count(b"[redacted]") >= 12
+    assert data.count(b"[redacted]") >= 14
     assert b"planted" not in data
 
 

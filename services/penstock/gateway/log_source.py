@@ -45,40 +45,56 @@ class LogSource:
         self._segments = SegmentReader(objects)
         self.tail = tail
 
-    async def find(self, row: Mapping[str, Any], attempt: Attempt | None) -> task_logs.StoredLog:
-        """What is stored of the log of a task, or of one of its attempts.
+    async def find(
+        self, row: Mapping[str, Any], attempt: Attempt | None, since_ms: int = 0
+    ) -> task_logs.StoredLog:
+        """What is stored of the log of a task, or of one of its attempts, since a moment.
 
         Raises:
             KafkaUnavailable, PostgresUnavailable: no server.
         """
-        begin, end = window(row, attempt)
+        begin, end = window(row, attempt, since_ms)
         partitions = await self.tail.partitions()
         return await task_logs.find(self._pool, row["id"], begin, end, self._topic, partitions)
 
     async def stored(
-        self, row: Mapping[str, Any], attempt: Attempt | None, log: task_logs.StoredLog, first: int = 0
+        self,
+        row: Mapping[str, Any],
+        attempt: Attempt | None,
+        log: task_logs.StoredLog,
+        first: int = 0,
+        last: int = 0,
     ) -> AsyncIterator[Chunk]:
         """The chunks that are in segments, from line `first` on; blocks before it are not read.
+
+        With `last`, neither are those before the last so many lines.
 
         Raises:
             CorruptObject: a segment is damaged, or missing.
             ObjectsUnavailable: the store does not answer.
         """
-        async for chunk in self._segments.chunks(log.segments, row["id"], first=first):
+        async for chunk in self._segments.chunks(log.segments, row["id"], attempt, first=first, last=last):
             if is_wanted(chunk, row["id"], attempt):
                 yield chunk
 
     async def chunks(
-        self, row: Mapping[str, Any], attempt: Attempt | None, first: int = 0
+        self,
+        row: Mapping[str, Any],
+        attempt: Attempt | None,
+        first: int = 0,
+        last: int = 0,
+        since_ms: int = 0,
     ) -> AsyncIterator[Chunk]:
-        """The chunks that there are now; those of lines before `first` may be missing.
+        """The chunks that there are now.
+
+        Those of lines before `first`, the `last` lines, or the moment `since_ms` may be missing.
 
         Raises:
             CorruptObject: as `stored`.
             Unavailable: a server does not answer.
         """
-        log = await self.find(row, attempt)
-        async for chunk in self.stored(row, attempt, log, first):
+        log = await self.find(row, attempt, since_ms)
+        async for chunk in self.stored(row, attempt, log, first, last):
             yield chunk
         task_id = row["id"]
         async with self.tail.reading(task_id, log.next_offset) as reader:

@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+import tracemalloc
 from contextlib import asynccontextmanager
 from itertools import pairwise
 
@@ -16,6 +17,8 @@ from tests.support.services import read, read_records, running_service, write
 from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.validation import conform
+from penstock.core import log_segment
+from penstock.gateway import log_segments
 from penstock.kafka.topology.topics import CALLBACKS, EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
 from penstock.objects import ObjectStore
 from penstock.postgres import types
@@ -236,8 +239,8 @@ async def test_a_line_arrives_soon(logs):
         assert seen.is_set()
 
 
-def chunk(task, first, *texts, run="a", end=None, attempt=0):
-    lines = [[1785312000000, 20, "stdout", text] for text in texts]
+def chunk(task, first, *texts, run="a", end=None, attempt=0, at_ms=1785312000000):
+    lines = [[at_ms, 20, "stdout", text] for text in texts]
     made = {"id": task, "step": 0, "attempt": attempt, "run": run, "first": first, "lines": lines}
     return {**made, "end": end} if end else made
 
@@ -258,8 +261,8 @@ async def test_repeated_and_missing_lines(logs):
         for chunks in (
             [chunk(task, 0, "0", "1"), chunk(task, 0, "0", "1", "2")],
             [chunk(task, 1, "1", "2", "3")],
-            [chunk(task, 6, "6", end="done")],
-            [chunk(task, 6, "6", end="done"), chunk(999_999, 0, "of no task")],
+            [chunk(task, 6, "6", end="done", at_ms=1785315600000)],
+            [chunk(task, 6, "6", end="done", at_ms=1785315600000), chunk(999_999, 0, "of no task")],
         ):
             before = len(await logs.segments())
             await ship(*chunks)
@@ -272,6 +275,67 @@ async def test_repeated_and_missing_lines(logs):
     assert [line["text"] for line in found if "missing" not in line] == ["0", "1", "2", "3", "6"]
     [gap] = [line for line in found if "missing" in line]
     assert (gap["line"], gap["missing"]) == (4, 2)
+    assert await logs.lines(task, query="tail=2") == found[-2:]
+    # Lines before a moment are left out before the last ones are chosen, and segments that ended
+    # long before it are not read: that is no gap.
+    early = "UPDATE log_segment SET begin_at = '2026-07-29 06:00Z', end_at = '2026-07-29 06:00Z'"
+    await logs.system.pool.execute(f"{early} WHERE id = (SELECT min(id) FROM log_segment)")
+    assert await logs.lines(task, query="since=2026-07-29T08:00:00Z") == found[1:]
+    assert await logs.lines(task, query="since=2026-07-29T08:30:00Z") == found[-2:]
+    assert await logs.lines(task, query="since=2026-07-29T08:30:00Z&tail=5") == found[-2:]
+    shown = await command(logs, "logs", task, "--since", "2026-07-29T08:30:00Z", "--tail", "5", "--json")
+    assert [json.loads(line) for line in shown] == found[-2:]
+
+
+async def test_a_large_log_is_read_block_by_block(logs, monkeypatch):
+    """L: 10 MiB, and more that was dropped, with a line of 1 MB: the gateway holds a small part of
+    it in memory, reads the last lines alone for `tail`, and shows what is missing."""
+    service, _settings = logs.service(logs_segment_s=0.1)
+
+    async def handler(task):
+        print("y" * 1_000_000)
+        for n in range(700):
+            log.warning("%s %s", n, "x" * 15_900)
+        return Done()
+
+    [task] = await submit(logs)
+
+    async def all_stored():
+        runs = await logs.runs(task)
+        stored = sum(row["lines"] for row in await logs.segments())
+        return bool(runs) and runs[0]["outcome"] == "done" and runs[0]["lines"] == stored
+
+    async with working(logs, handler), running_service(service):
+        await logs.system.become(succeeded=1)
+        await wait_until(all_stored)
+    sizes = []
+
+    def decompressed(data):
+        raw = log_segment.decompressed(data)
+        sizes.append(len(raw))
+        return raw
+
+    monkeypatch.setattr(log_segments, "decompressed", decompressed)
+    tracemalloc.start()
+    try:
+        async with logs.gateway.session.get(f"{logs.gateway.url}/tasks/{task}/logs/0/0?q=x") as response:
+            async for _data in response.content.iter_chunked(16 * 1024):
+                pass
+        assert (await logs.gateway.get(f"/tasks/{task}/logs")).status == 200
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(sizes) > 10_000_000
+    assert max(sizes) < 3 * log_segment.BLOCK_BYTES
+    assert peak < 4 * 1024 * 1024
+    [run] = await logs.runs(task)
+    assert run["dropped_lines"] > 0
+    found = await logs.lines(task)
+    assert max(len(line["text"]) for line in found) <= 16 * 1024
+    assert [line for line in found if line["source"] == "penstock"], "marks"
+    sizes.clear()
+    assert await logs.lines(task, query="tail=3") == found[-3:]
+    assert sum(sizes) < 4 * log_segment.BLOCK_BYTES
 
 
 async def test_an_end_that_comes_alone_is_found(logs):

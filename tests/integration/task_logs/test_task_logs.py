@@ -9,6 +9,8 @@ import time
 import tracemalloc
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tests.support import pipeline
@@ -18,7 +20,7 @@ from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.validation import conform
 from penstock.core import log_segment
-from penstock.gateway import log_segments
+from penstock.gateway import log_reports, log_segments
 from penstock.kafka.topology.topics import CALLBACKS, EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
 from penstock.objects import ObjectStore
 from penstock.postgres import types
@@ -140,6 +142,12 @@ async def test_a_log_is_readable_from_the_topic_and_then_from_segments(logs):
 
         await wait_until(all_stored)
     assert await read() == expected
+    rows, objects = await logs.segments(), []
+    async for page in ObjectStore(logs.objects).pages(rows[0]["object_key"].split("/")[0]):
+        objects += [key for key, _at in page]
+    # All of it was on the topic: what is stored grows with time and bytes, not with tasks or lines.
+    assert len(rows) < 10
+    assert sorted(objects) == sorted(row["object_key"] for row in rows)
     found = await logs.lines(ids[0])
     assert [line["line"] for line in found] == list(range(51))
     assert (found[0]["level"], found[0]["source"]) == ("WARNING", "app")
@@ -390,6 +398,62 @@ async def test_a_malformed_record_holds_up_nothing(logs):
         await wait_until(logs.segments)
     assert await logs.texts(task) == ["good"]
     assert (await logs.gateway.post("/logs", {"worker": "w"})).status == 422
+
+
+async def test_while_the_object_store_is_away_lines_wait_on_the_topic(logs):
+    """L2: `tasklogs` stores nothing without its objects, loses no line, and readers have all lines
+    meanwhile."""
+
+    async def handler(task):
+        log.warning("line of %s", task.id)
+        return Done()
+
+    folder = Path(urlsplit(logs.objects).path)
+    service, _settings = logs.service(logs_segment_s=0.1)
+    async with working(logs, handler), running_service(service):
+        folder.mkdir(exist_ok=True)
+        folder.rename(folder.with_name("away"))
+        folder.write_text("a file where the folder was")
+        ids = await submit(logs, 4)
+        await logs.system.become(succeeded=4)
+        expected = {task: [f"line of {task}"] for task in ids}
+
+        async def read():
+            return {task: await logs.texts(task) for task in ids}
+
+        await wait_until(lambda: same(read, expected))
+        assert await logs.segments() == []
+        folder.unlink()
+        folder.with_name("away").rename(folder)
+
+        async def all_stored():
+            return sum(row["lines"] for row in await logs.segments()) == 4
+
+        await wait_until(all_stored)
+        assert await read() == expected
+
+
+async def test_a_gateway_that_cannot_take_lines_says_when_to_come_again(logs, where, monkeypatch):
+    """T6: `POST /logs` answers 503 while Kafka is away, and 429 while too much waits for it."""
+    [task] = await submit(logs)
+    body = {"worker": "w", "chunks": [chunk(task, 0, "line")]}
+    monkeypatch.setattr(log_reports, "QUEUE_BYTES", 10)
+    async with running_gateway(**{**where, "kafka": "127.0.0.1:1"}) as gateway:
+        away = await gateway.post("/logs", body)
+        assert (away.status, int(away.headers["Retry-After"]) >= 1) == (503, True)
+        waiting, go = asyncio.Event(), asyncio.Event()
+
+        async def send(*_arguments):
+            waiting.set()
+            await go.wait()
+
+        monkeypatch.setattr(log_reports.LogReportRoutes, "_send", send)
+        first = asyncio.create_task(gateway.post("/logs", body))
+        await in_time(waiting.wait())
+        refused = await gateway.post("/logs", body)
+        assert (refused.status, int(refused.headers["Retry-After"]) >= 1) == (429, True)
+        go.set()
+        assert (await first).status == 202
 
 
 async def test_two_replicas_store_each_line_once(logs):

@@ -21,5 +21,5 @@ class AttemptId(NamedTuple):
 
     @property
     def log_path(self) -> str:
-        """Where a gateway answers with the log of the attempt."""
+        """The path of the attempt's log at a gateway."""
         return f"/tasks/{self.task_id}/logs/{self.step}/{self.attempt}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
@@ -143,6 +143,7 @@ class RunSummary:
     Attributes:
         run: the run.
         worker: id of its worker.
+        first: number of the first line that was counted.
         lines: numbered lines so far, the missing ones included.
         size_bytes: of the texts.
         dropped_lines: that the marks of the worker count.
@@ -152,6 +153,7 @@ class RunSummary:
 
     run: RunId
     worker: str
+    first: int = 0
     lines: int = 0
     size_bytes: int = 0
     dropped_lines: int = 0
@@ -176,7 +178,7 @@ class RunSummary:
 
 def summarize(found: dict[RunId, RunSummary], chunk: Chunk) -> None:
     """Adds a chunk to the totals of its run; repeated lines count once."""
-    summary = found.setdefault(chunk.run, RunSummary(chunk.run, chunk.worker))
+    summary = found.setdefault(chunk.run, RunSummary(chunk.run, chunk.worker, chunk.first))
     new = chunk.lines[max(0, summary.lines - chunk.first) :]
     if new and not summary.lines:
         summary.first_ms = new[0][0]
@@ -187,3 +189,25 @@ def summarize(found: dict[RunId, RunSummary], chunk: Chunk) -> None:
         summary.last_ms = line[0]
     summary.lines = max(summary.lines, chunk.following)
     summary.end = chunk.end or summary.end
+
+
+def add_summaries(found: dict[RunId, RunSummary], parts: Sequence[RunSummary]) -> bool:
+    """Adds the totals of later lines; returns whether that was possible.
+
+    Nothing is added if a part repeats lines that were counted: its chunks must be read.
+    """
+    if any(part.run in found and part.first < found[part.run].lines for part in parts):
+        return False
+    for part in parts:
+        known = found.get(part.run)
+        if known is None:
+            found[part.run] = replace(part)
+            continue
+        if not known.lines:
+            known.first_ms = part.first_ms
+        known.size_bytes += part.size_bytes
+        known.dropped_lines += part.dropped_lines
+        known.lines = max(known.lines, part.lines)
+        known.last_ms = part.last_ms or known.last_ms
+        known.end = part.end or known.end
+    return True

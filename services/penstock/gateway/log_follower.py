@@ -77,7 +77,7 @@ class Follower:
             self._response.content_type = "text/event-stream"
             self._response.charset = "utf-8"
             await self._response.prepare(self._request)
-            # Which lines match a filter is known only when all are read.
+            # A filter needs all lines: its matches are not in the indexes.
             needed = last if self._lines == LineFilter() else 0
             self._skips = bool(needed or self._lines.since_ms)
             events: deque[bytes] = deque()

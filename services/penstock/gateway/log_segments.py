@@ -74,7 +74,7 @@ class SegmentReader:
     ) -> list[tuple[StoredSegment, Block]]:
         """The last blocks that have so many lines of each run, by the indexes alone."""
         found: list[tuple[StoredSegment, Block]] = []
-        # Of each run: the lowest line so far, and how many lines. A repeated line counts once.
+        # The lowest line so far and the number of lines, by run. A repeated line counts once.
         lowest: dict[RunId, int] = {}
         counts: Counter[RunId] = Counter()
         for segment in reversed(segments):

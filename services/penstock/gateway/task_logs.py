@@ -11,17 +11,15 @@ import asyncpg
 import orjson
 from aiohttp import web
 
-from penstock.core.log_chunk import Chunk, RunCursors, RunId
+from penstock.core.log_chunk import Chunk, RunCursors
 from penstock.core.log_view import (
     LEVELS,
     LOST,
     LastLines,
     LineFilter,
-    RunSummary,
     gap_document,
     line_documents,
     mark_document,
-    summarize,
     text_of,
 )
 from penstock.errors import NotFound
@@ -73,9 +71,7 @@ class TaskLogRoutes:
         """GET /tasks/{id}/logs: the runs of a task, and the totals of each."""
         refuse_unknown_parameters(request)
         row = await self._row(request)
-        found: dict[RunId, RunSummary] = {}
-        async for chunk in self._source.chunks(row, None):
-            summarize(found, chunk)
+        found = await self._source.summaries(row)
         documents = [
             {**summary.document(), **state_of(row, summary.run.step, summary.run.attempt, ended=summary.end)}
             for summary in sorted(
@@ -139,7 +135,7 @@ class TaskLogRoutes:
         self, row: Mapping[str, Any], attempt: Attempt, lines: LineFilter, last: int
     ) -> AsyncIterator[dict[str, Any]]:
         kept = LastLines[dict[str, Any]](last, lambda document: len(document["text"]))
-        # Which lines match a filter is known only when all are read.
+        # A filter needs all lines: its matches are not in the indexes.
         needed = last if lines == LineFilter() else 0
         async for document in self._documents(row, attempt, lines, needed):
             kept.extend([document])

@@ -124,8 +124,9 @@ async def test_threads_have_the_log_of_their_handler():
 
 
 async def test_a_pool_of_threads_works_for_several_tasks_at_once():
-    """L1: a line belongs to the task that gave the work to the pool, whatever its thread did
-    before, and at the same moment in several threads. Without `in_current_task` it is in no log."""
+    """L1: a line belongs to the task that gave the work to the pool, also on several threads at
+    once. Threads that worked for another task before keep nothing of it. Without `in_current_task`
+    a line is in no log."""
     buffer = make_buffer()
     met = threading.Barrier(4)
 

@@ -54,7 +54,7 @@ class LogSource:
     async def find(
         self, row: Mapping[str, Any], attempt: Attempt | None, since_ms: int = 0
     ) -> task_logs.StoredLog:
-        """What is stored of the log of a task, or of one of its attempts, since a moment.
+        """Finds what is stored of the log of a task, or of one of its attempts, since a moment.
 
         Raises:
             KafkaUnavailable, PostgresUnavailable: no server.

@@ -3,7 +3,8 @@
 -- name: facts
 -- A task, the settings of its type and key, and the owner of its type (see `types.owners`). Tasks
 -- in flight are counted only when they are limited. `unrun` of its last attempts of this stage have
--- no row: their records were withdrawn, or the task was paused.
+-- no row: their records were withdrawn, or the task was paused. `failed` is step and number of the
+-- last attempt that ended with an error.
 SELECT {{t.release_keys}}, t.type, t.state, t.stage, t.step, t.attempt, t.flow_id, t.flow_root_id,
        coalesce((SELECT f.created_at FROM flow f WHERE f.id = t.flow_root_id),
                 (SELECT w.created_at FROM task w WHERE w.id = t.flow_root_id), t.created_at) AS waits_since,
@@ -15,6 +16,8 @@ SELECT {{t.release_keys}}, t.type, t.state, t.stage, t.step, t.attempt, t.flow_i
        y.partitions, y.no_handler_s,
        least(t.attempt, 100) - (SELECT count(*) FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
            AND a.attempt < t.attempt AND a.attempt >= t.attempt - 100) AS unrun,
+       (SELECT ARRAY[a.step, a.attempt] FROM attempt a WHERE a.task_id = t.id AND a.error IS NOT NULL
+        ORDER BY a.step DESC, a.attempt DESC LIMIT 1) AS failed,
        k.paused AS key_paused, coalesce(k.weight, 1) AS weight, l.key_limit,
        (SELECT count(*) FROM task f WHERE f.type = t.type AND f.state IN ('queued', 'running') AND f.tracked
            AND y.max_in_flight IS NOT NULL) AS in_flight,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -23,6 +22,8 @@ from penstock.errors import NotFound
 
 # Seconds between two looks for the next attempt of a task that is followed.
 LOOK_S = 0.5
+# Options that the log of a deployment has as well.
+_OF_ANY = ("tail", "grep")
 
 
 @click.command()
@@ -38,6 +39,9 @@ LOOK_S = 0.5
 @click.option("--tail", type=click.IntRange(1, 10_000), help="Only the last lines of each attempt.")
 @click.option("--step", type=Whole(0), help="Only this step. Default: all.")
 @click.option("--attempt", type=Whole(0), help="Only this attempt of each step. Default: all.")
+@click.option("--flow", "flow_id", type=Whole(1), help="In place of the ID of a task: a flow, with --node.")
+@click.option("--node", metavar="NAME", help="With --flow: the node whose task has the log.")
+@click.option("--item", type=Whole(0), help="With --node, if that is a map: the item.")
 @gateway_option
 @json_option
 def logs(
@@ -48,7 +52,7 @@ def logs(
     json_: bool,
     step: int | None,
     attempt: int | None,
-    since: datetime | None,
+    flow_id: int | None,
     **options: Any,
 ) -> None:
     """Prints what the handlers of a task have logged, attempt after attempt.
@@ -56,32 +60,70 @@ def logs(
     Without an ID it prints the log of the deployment that `penstock up` runs in this directory: all
     its services and servers. --tail, --grep and --follow apply to that as well.
     """
-    if task_id is None:
-        unused = {"--level": options["level"], "--since": since, "--step": step, "--attempt": attempt}
-        given = [name for name, value in unused.items() if value is not None] + ["--json"] * json_
+    if flow_id is not None and (options["node"] is None or task_id is not None):
+        raise click.UsageError("--flow needs --node, and no ID of a task")
+    if task_id is None and flow_id is None:
+        unused = {"step": step, "attempt": attempt, "json": json_ or None, **options}
+        given = [f"--{name}" for name, value in unused.items() if value is not None and name not in _OF_ANY]
         if given:
-            raise click.UsageError(f"{', '.join(given)}: only with the ID of a task")
+            raise click.UsageError(f"{', '.join(given)}: only with the ID of a task, or --flow")
         _print_deployment_log(options["tail"], options["grep"] or "", follow=follow)
         return
-    wanted = {"level": options["level"], "text": options["grep"], "tail": options["tail"]}
-    printed: set[tuple[int, int]] = set()
+    node, item = options.pop("node"), options.pop("item")
+    options["text"] = options.pop("grep")
     with open_client(gateway) as client:
-        while True:
-            # Before its runs are read: a task that has ended begins no further attempt.
-            final = client.get(task_id).state in FINAL
-            for place in _attempts(client, task_id, follow=follow and not final):
-                selected = step in (None, place[0]) and attempt in (None, place[1])
-                if place in printed or not selected:
-                    continue
-                printed.add(place)
-                if not json_:
-                    click.secho(f"--- step {place[0]}, attempt {place[1]}", dim=True, err=True)
-                read = client.follow_log if follow else client.log_lines
-                for document in read(task_id, *place, **wanted):
-                    _print(document, since, json_=json_)
-            if not follow or final:
-                return
-            time.sleep(LOOK_S)
+        if flow_id is not None:
+            task_id = _task_of(client, flow_id, node, item)
+        assert task_id is not None
+        _print_task_log(client, task_id, (step, attempt), options, follow=follow, json_=json_)
+
+
+def _print_task_log(
+    client: SyncClient,
+    task_id: int,
+    only: tuple[int | None, int | None],
+    options: Mapping[str, Any],
+    *,
+    follow: bool,
+    json_: bool,
+) -> None:
+    printed: set[tuple[int, int]] = set()
+    while True:
+        # Before its runs are read: a task that has ended begins no further attempt.
+        final = client.get(task_id).state in FINAL
+        for place in _attempts(client, task_id, follow=follow and not final):
+            selected = all(each in (None, found) for each, found in zip(only, place, strict=True))
+            if place in printed or not selected:
+                continue
+            printed.add(place)
+            if not json_:
+                click.secho(f"--- step {place[0]}, attempt {place[1]}", dim=True, err=True)
+            read = client.follow_log if follow else client.log_lines
+            for document in read(task_id, *place, **options):
+                _print(document, json_=json_)
+        if not follow or final:
+            return
+        time.sleep(LOOK_S)
+
+
+def _task_of(client: SyncClient, flow_id: int, node: str, item: int | None) -> int:
+    """The task of a node of a flow: the last one, when the flow was recovered."""
+    found = None
+    for child in client.flow_children(flow_id, node):
+        if child["item"] is not None and item is None:
+            raise click.UsageError(f"node {node} of flow {flow_id} is a map: give --item")
+        # They come in the order of items, and of recoveries.
+        if child["item"] is not None and item is not None and child["item"] > item:
+            break
+        if child["item"] == item:
+            found = child
+    if found is None:
+        which = "" if item is None else f", item {item},"
+        raise NotFound(f"node {node}{which} of flow {flow_id} has no task")
+    if found["task"] is None:
+        raise click.UsageError(f"node {node} starts flow {found['flow']['id']}: give --flow with that id")
+    task_id: int = found["task"]["id"]
+    return task_id
 
 
 def _print_deployment_log(tail: int | None, text: str, *, follow: bool) -> None:
@@ -120,13 +162,11 @@ def _attempts(client: SyncClient, task_id: int, *, follow: bool) -> Iterator[tup
     yield from sorted(found)
 
 
-def _print(document: Any, since: datetime | None, *, json_: bool) -> None:
+def _print(document: Any, *, json_: bool) -> None:
     if "text" not in document:
         # The end of a stream.
         if document["message"]:
             click.secho(f"--- {document['message']}", fg="yellow", err=True)
-        return
-    if since is not None and document["at"] and datetime.fromisoformat(document["at"]) < since:
         return
     print_answer(
         document,

@@ -31,6 +31,7 @@ from penstock.cli.output import (
 )
 from penstock.cli.param_types import Moment, Whole
 from penstock.cli.running_operation import Operation, filter_of
+from penstock.cli.task_views import print_failure
 from penstock.cli.tasks import list_
 from penstock.client import SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
@@ -46,6 +47,8 @@ _PARTICIPLES = {
 }
 # The figures of `why` that are moments.
 _MOMENT_FIGURES = ("since", "due_at")
+# The sentence has the first one; the others stand below the figures.
+_NO_FIGURES = ("due_in_s", "traceback", "log")
 
 _options = together(
     click.argument("ids", metavar="[ID...]", type=Whole(1), nargs=-1),
@@ -179,9 +182,9 @@ def why(task_id: int, client: SyncClient, json_: bool) -> None:
     fields(
         ("lease" if name == "lease_s" else name.replace("_", " "), _figure(name, value))
         for name, value in answer["figures"].items()
-        # The sentence has it.
-        if name != "due_in_s"
+        if name not in _NO_FIGURES
     )
+    print_failure(answer["figures"])
 
 
 def _figure(name: str, value: Any) -> str:

@@ -92,6 +92,8 @@ def print_task(task: Task) -> None:
         )
     if task.error and task.error.get("traceback"):
         click.echo(f"\n{task.error['traceback']}")
+    if failed := [attempt["log"] for attempt in task.attempts if attempt["error"] and "log" in attempt]:
+        click.echo(f"\nThe log of the last attempt that failed: {log_command(failed[-1])}")
 
 
 def _shorten(value: Any) -> str:
@@ -104,6 +106,24 @@ def _shorten(value: Any) -> str:
 def error_text(error: Mapping[str, str] | None) -> str:
     """An error of an attempt as one line."""
     return f"{error['kind']}: {error['message']}" if error else ""
+
+
+def print_failure(figures: Mapping[str, Any]) -> None:
+    """The last attempt that failed, by the figures of an answer about a task."""
+    if "traceback" in figures:
+        click.echo(f"\n{figures['traceback'].rstrip()}")
+    if "log" in figures:
+        click.echo(f"\nThe log of the last attempt that failed: {log_command(figures['log'])}")
+
+
+def log_command(path: str) -> str:
+    """The command that prints a log.
+
+    Args:
+        path: of the log, such as `/tasks/81/logs/0/2`.
+    """
+    _, _, task_id, _, step, attempt = path.split("/")
+    return f"penstock logs {task_id} --step {step} --attempt {attempt}"
 
 
 def watch_tasks(client: SyncClient, ids: Sequence[int], *, json_: bool) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from datetime import datetime
 from typing import Any, Protocol
 
 import orjson
 
+from penstock.client.arguments import encode_moment
 from penstock.client.transport import Document, Query, Transport, query_of
 
 # Seconds between two streams of one log.
@@ -48,6 +50,7 @@ class LogMethods:
         tail: int | None = None,
         level: str | None = None,
         text: str | None = None,
+        since: datetime | None = None,
     ) -> AsyncIterator[Document]:
         """The lines of one attempt that there are now: `line`, `at`, `level`, `source`, `text`.
 
@@ -60,11 +63,16 @@ class LogMethods:
             tail: only the last ones; not together with `first` or `limit`.
             level: the lowest one, such as WARNING.
             text: part of a line's text.
+            since: only lines of this moment or later; without an offset it is local time.
 
         Raises:
             NotFound: there is no such attempt, or the log was deleted.
         """
-        query = [*query_of(limit=limit, tail=tail, level=level, q=text), *query_of(**{"from": first})]
+        query = [
+            *query_of(limit=limit, tail=tail, level=level, q=text),
+            *query_of(**{"from": first}),
+            *_since(since),
+        ]
         async for line in self._lines(f"/tasks/{task_id}/logs/{step}/{attempt}", query):
             yield orjson.loads(line)
 
@@ -77,6 +85,7 @@ class LogMethods:
         tail: int | None = None,
         level: str | None = None,
         text: str | None = None,
+        since: datetime | None = None,
     ) -> AsyncIterator[Document]:
         """The lines of one attempt until it has ended, as they are logged.
 
@@ -89,6 +98,7 @@ class LogMethods:
             tail: of the lines that are there already, only the last ones.
             level: the lowest one, such as WARNING.
             text: part of a line's text.
+            since: only lines of this moment or later; without an offset it is local time.
 
         Raises:
             NotFound: there is no such attempt, or the log was deleted.
@@ -99,6 +109,7 @@ class LogMethods:
             query: list[tuple[str, Any]] = [
                 ("follow", "true"),
                 *query_of(level=level, q=text, tail=None if last else tail),
+                *_since(since),
             ]
             name = ""
             headers = {"Last-Event-ID": last} if last else {}
@@ -115,3 +126,7 @@ class LogMethods:
             # The gateway stopped, or this client fell behind: another stream continues. Each begins
             # with a read of the stored lines, so a gateway that is stopping is not asked at once.
             await asyncio.sleep(RECONNECT_S)
+
+
+def _since(moment: datetime | None) -> list[tuple[str, str]]:
+    return query_of(since=encode_moment(moment, "since"))

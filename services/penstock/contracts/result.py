@@ -41,6 +41,15 @@ class Failure:
         return wire if self.traceback is None else {**wire, "traceback": self.traceback}
 
 
+# Most characters of a traceback beside its whole text: the end of it, which names the line.
+TRACEBACK_CHARS = 500
+
+
+def traceback_end(traceback: str) -> str:
+    """The end of a traceback, for people who may read the whole one elsewhere."""
+    return traceback[-TRACEBACK_CHARS:]
+
+
 # The kinds of the errors of attempts that are handed back: without the stage's handler, or for
 # another cause. They are for people, and for `penstock tasks recover --error`.
 NO_HANDLER, HANDED_BACK = "NoHandler", "HandedBack"

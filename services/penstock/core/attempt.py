@@ -18,3 +18,8 @@ class AttemptId(NamedTuple):
     task_id: int
     step: int
     attempt: int
+
+    @property
+    def log_path(self) -> str:
+        """The path of the attempt's log at a gateway."""
+        return f"/tasks/{self.task_id}/logs/{self.step}/{self.attempt}"

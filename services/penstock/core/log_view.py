@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from penstock.core.log_chunk import PLATFORM_SOURCE, Chunk, Gap, RunId
 from penstock.core.log_limits import LATEST_MS, dropped_by
@@ -13,6 +14,11 @@ from penstock.core.log_limits import LATEST_MS, dropped_by
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
 LOST = "worker lost; the last 250 ms may be missing"
 UNFINISHED = "the last lines of this attempt did not arrive"
+
+# Characters or bytes of the last lines of a log, which wait until all of them are found.
+LAST_LINES_SIZE = 4 * 1024 * 1024
+
+T = TypeVar("T")
 
 _NAMES = {level: name for name, level in LEVELS.items()}
 
@@ -26,16 +32,46 @@ class LineFilter:
         level: the lowest one.
         text: part of the line's text, in any case; None is any text.
         run: the only run; None is all.
+        since_ms: lines of this moment or later, in milliseconds since 1970.
     """
 
     first: int = 0
     level: int = 0
     text: str | None = None
     run: str | None = None
+    since_ms: int = 0
 
     def wants_run(self, run: str) -> bool:
         """Whether the reader wants lines of a run."""
         return self.run is None or self.run == run
+
+
+class LastLines(Generic[T]):
+    """The last items of a log, bounded also by their size: each may be long.
+
+    Args:
+        most: items.
+        size_of: the size of an item, in characters or bytes.
+    """
+
+    def __init__(self, most: int, size_of: Callable[[T], int]) -> None:
+        self._most = most
+        self._size_of = size_of
+        self._items: deque[T] = deque()
+        self._size = 0
+
+    def extend(self, items: Iterable[T]) -> None:
+        """Adds items; the first ones go where the bound is passed."""
+        for item in items:
+            self._items.append(item)
+            self._size += self._size_of(item)
+            while len(self._items) > self._most or self._size > LAST_LINES_SIZE:
+                self._size -= self._size_of(self._items.popleft())
+
+    def taken(self) -> deque[T]:
+        """Removes and returns all items."""
+        items, self._items, self._size = self._items, deque(), 0
+        return items
 
 
 def level_name(level: int) -> str:
@@ -47,7 +83,7 @@ def line_documents(chunk: Chunk, wanted: LineFilter) -> Iterator[dict[str, Any]]
     """The documents of those lines of a chunk that a reader wants."""
     needle = wanted.text.casefold() if wanted.text else None
     for number, line in enumerate(chunk.lines, chunk.first):
-        if number < wanted.first or line[1] < wanted.level:
+        if number < wanted.first or line[1] < wanted.level or line[0] < wanted.since_ms:
             continue
         if needle is not None and needle not in line[3].casefold():
             continue
@@ -107,6 +143,7 @@ class RunSummary:
     Attributes:
         run: the run.
         worker: id of its worker.
+        first: number of the first line that was counted.
         lines: numbered lines so far, the missing ones included.
         size_bytes: of the texts.
         dropped_lines: that the marks of the worker count.
@@ -116,6 +153,7 @@ class RunSummary:
 
     run: RunId
     worker: str
+    first: int = 0
     lines: int = 0
     size_bytes: int = 0
     dropped_lines: int = 0
@@ -140,7 +178,7 @@ class RunSummary:
 
 def summarize(found: dict[RunId, RunSummary], chunk: Chunk) -> None:
     """Adds a chunk to the totals of its run; repeated lines count once."""
-    summary = found.setdefault(chunk.run, RunSummary(chunk.run, chunk.worker))
+    summary = found.setdefault(chunk.run, RunSummary(chunk.run, chunk.worker, chunk.first))
     new = chunk.lines[max(0, summary.lines - chunk.first) :]
     if new and not summary.lines:
         summary.first_ms = new[0][0]
@@ -151,3 +189,25 @@ def summarize(found: dict[RunId, RunSummary], chunk: Chunk) -> None:
         summary.last_ms = line[0]
     summary.lines = max(summary.lines, chunk.following)
     summary.end = chunk.end or summary.end
+
+
+def add_summaries(found: dict[RunId, RunSummary], parts: Sequence[RunSummary]) -> bool:
+    """Adds the totals of later lines; returns whether that was possible.
+
+    Nothing is added if a part repeats lines that were counted: its chunks must be read.
+    """
+    if any(part.run in found and part.first < found[part.run].lines for part in parts):
+        return False
+    for part in parts:
+        known = found.get(part.run)
+        if known is None:
+            found[part.run] = replace(part)
+            continue
+        if not known.lines:
+            known.first_ms = part.first_ms
+        known.size_bytes += part.size_bytes
+        known.dropped_lines += part.dropped_lines
+        known.lines = max(known.lines, part.lines)
+        known.last_ms = part.last_ms or known.last_ms
+        known.end = part.end or known.end
+    return True

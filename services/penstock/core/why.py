@@ -127,6 +127,8 @@ class Facts:
         since: when its row last changed.
         due_at: when it is due.
         error: kind and message of its last error.
+        traceback: the end of the traceback of that error.
+        log: path of the log of the last attempt that ended with an error.
         unhandled: why a worker handed its last attempt back, when it had no handler for the stage.
         unhandled_s: seconds for which such workers have delayed it.
         no_handler_s: the seconds of such delays after which it fails; None is without end.
@@ -158,6 +160,8 @@ class Facts:
     attempt: int = 0
     due_at: datetime | None = None
     error: str | None = None
+    traceback: str | None = None
+    log: str | None = None
     unhandled: str | None = None
     unhandled_s: float = 0.0
     no_handler_s: float | None = None
@@ -217,8 +221,7 @@ class TaskWhy:
 def why(facts: Facts) -> Why:
     """Decides the answer."""
     if facts.state in FINAL:
-        error = facts.error if facts.state in (State.FAILED, State.QUARANTINED) else None
-        return Why(WaitReason.ENDED, f"it has ended: {error or facts.state}", {"since": facts.since})
+        return _ended(facts)
     if facts.state is State.RUNNING:
         return _running(facts)
     if facts.state is State.PAUSED:
@@ -244,6 +247,20 @@ def why(facts: Facts) -> Why:
     return Why(reason, sentence + _unrun(facts), figures)
 
 
+def _ended(facts: Facts) -> Why:
+    figures = {"since": facts.since}
+    if facts.state not in (State.FAILED, State.QUARANTINED):
+        return Why(WaitReason.ENDED, f"it has ended: {facts.state}", figures)
+    sentence = f"it has ended: {facts.error or facts.state}"
+    return Why(WaitReason.ENDED, sentence, {**figures, **_failure(facts)})
+
+
+def _failure(facts: Facts) -> dict[str, Any]:
+    """The figures about the last attempt that failed."""
+    figures = {"traceback": facts.traceback, "log": facts.log}
+    return {name: value for name, value in figures.items() if value is not None}
+
+
 def _running(facts: Facts) -> Why:
     # A lease that was taken over from a heartbeat has no name of a worker.
     worker = facts.worker or "a worker"
@@ -259,6 +276,9 @@ def _running(facts: Facts) -> Why:
 def _scheduled(facts: Facts) -> Why:
     left_s = _until_due_s(facts)
     figures: dict[str, Any] = {"since": facts.since, "attempt": facts.attempt}
+    # With attempt 0 the error is that of an earlier stage.
+    if facts.attempt:
+        figures |= _failure(facts)
     if facts.due_at is not None:
         figures |= {"due_at": facts.due_at, "due_in_s": left_s}
     if left_s > 0:

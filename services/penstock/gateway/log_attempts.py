@@ -75,8 +75,17 @@ def missing_end(row: Mapping[str, Any], step: int, attempt: int) -> str | None:
     return UNFINISHED if late else None
 
 
-def window(row: Mapping[str, Any], attempt: tuple[int, int] | None) -> tuple[datetime, datetime]:
-    """The moments of the lines of a task or an attempt."""
+def window(
+    row: Mapping[str, Any], attempt: tuple[int, int] | None, since_ms: int = 0
+) -> tuple[datetime, datetime]:
+    """The moments of the lines of a task or an attempt, since a moment in milliseconds."""
+    begin, end = _whole_window(row, attempt)
+    if since_ms:
+        begin = max(begin, datetime.fromtimestamp(since_ms / 1000, UTC) - SKEW)
+    return begin, end
+
+
+def _whole_window(row: Mapping[str, Any], attempt: tuple[int, int] | None) -> tuple[datetime, datetime]:
     now = datetime.now(UTC)
     found = ended_attempt(row, *attempt) if attempt is not None else None
     if found is not None and found["started_at"] is not None and found["finished_at"] is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ import orjson
 from aiohttp import web
 
 from penstock.core.log_chunk import Chunk, RunCursors, RunId
-from penstock.core.log_view import LOST, UNFINISHED, LineFilter, gap_document, line_documents
+from penstock.core.log_view import LOST, UNFINISHED, LastLines, LineFilter, gap_document, line_documents
 from penstock.gateway.log_attempts import LAST_LINES_S, state_of
 from penstock.gateway.log_source import Attempt, LogSource, is_wanted
 from penstock.gateway.log_tail import FellBehind, TailReader
@@ -60,6 +60,8 @@ class Follower:
         self._lines = lines
         self._cursors = RunCursors(_resumed(request, row["id"], attempt))
         self._response = web.StreamResponse()
+        # Whether lines before the first one that is read are there.
+        self._skips = False
         self._looked_s = self._written_s = 0.0
         self._over_since_s: float | None = None
 
@@ -69,21 +71,27 @@ class Follower:
         Args:
             last: of the lines that are there already, only so many; 0 is all.
         """
-        log = await self._source.find(self._row, self._attempt)
+        log = await self._source.find(self._row, self._attempt, self._lines.since_ms)
         async with self._source.tail.reading(self._row["id"], log.next_offset) as reader:
             end = await self._source.tail.end(reader.number)
             self._response.content_type = "text/event-stream"
             self._response.charset = "utf-8"
             await self._response.prepare(self._request)
-            events: deque[bytes] = deque(maxlen=last or None)
-            async for chunk in self._source.stored(self._row, self._attempt, log):
-                events.extend(self._events(chunk))
-                if not last and len(events) > _EVENTS:
+            # A filter needs all lines: its matches are not in the indexes.
+            needed = last if self._lines == LineFilter() else 0
+            self._skips = bool(needed or self._lines.since_ms)
+            events: deque[bytes] = deque()
+            kept = LastLines[bytes](last, len)
+            async for chunk in self._source.stored(self._row, self._attempt, log, last=needed):
+                (kept if last else events).extend(self._events(chunk))
+                if len(events) > _EVENTS:
                     await self._write(events)
             with suppress(FellBehind):
                 while reader.offset < end and self._is_open:
-                    self._take(reader, events)
+                    (kept if last else events).extend(self._taken(reader))
+                    await self._write(events)
                     await reader.wait(WAIT_S)
+                await self._write(kept.taken())
                 await self._write(events)
                 if (ended := await self._follow(reader)) is not None:
                     return await self._close("end", ended)
@@ -91,10 +99,8 @@ class Follower:
 
     async def _follow(self, reader: TailReader) -> dict[str, Any] | None:
         """Writes new lines; returns how the log has ended, or None when the gateway stops."""
-        events: deque[bytes] = deque()
         while self._is_open:
-            self._take(reader, events)
-            await self._write(events)
+            await self._write(deque(self._taken(reader)))
             if await self._is_over():
                 state = state_of(self._row, *self._attempt, ended=None)
                 message = None
@@ -133,15 +139,18 @@ class Follower:
         patience_s = LAST_LINES_S if self._cursors.following else WAIT_S
         return self._all_ended or now_s - self._over_since_s >= patience_s
 
-    def _take(self, reader: TailReader, events: deque[bytes]) -> None:
-        """Adds what was read; raises `FellBehind` when the reader fell behind."""
+    def _taken(self, reader: TailReader) -> Iterator[bytes]:
+        """The events of what was read; raises `FellBehind` when the reader fell behind."""
         for chunk in reader.take():
             if is_wanted(chunk, self._row["id"], self._attempt):
-                events.extend(self._events(chunk))
+                yield from self._events(chunk)
 
     def _events(self, chunk: Chunk) -> list[bytes]:
         if not self._lines.wants_run(chunk.run.run):
             return []
+        if self._skips:
+            # Earlier segments were not read.
+            self._cursors.begin_at(chunk.run, chunk.first)
         found = []
         for part in self._cursors.take(chunk):
             if isinstance(part, Chunk):

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import orjson
 from aiohttp import web
 
-from penstock.core.log_chunk import Chunk, RunCursors, RunId
+from penstock.core.log_chunk import Chunk, RunCursors
 from penstock.core.log_view import (
     LEVELS,
     LOST,
+    LastLines,
     LineFilter,
-    RunSummary,
     gap_document,
     line_documents,
     mark_document,
-    summarize,
     text_of,
 )
 from penstock.errors import NotFound
@@ -35,6 +34,7 @@ from penstock.http.problems import BadParameter
 from penstock.http.server import (
     choice_parameter,
     integer_parameter,
+    moment_parameter,
     refuse_unknown_parameters,
     respond,
     text_parameter,
@@ -44,6 +44,7 @@ from penstock.postgres import task_logs, tasks
 MAX_LINES = 1_000_000
 MAX_TAIL = 10_000
 _WRITE_BYTES = 64 * 1024
+_EPOCH = datetime.fromtimestamp(0, UTC)
 
 
 class TaskLogRoutes:
@@ -70,9 +71,7 @@ class TaskLogRoutes:
         """GET /tasks/{id}/logs: the runs of a task, and the totals of each."""
         refuse_unknown_parameters(request)
         row = await self._row(request)
-        found: dict[RunId, RunSummary] = {}
-        async for chunk in self._source.chunks(row, None):
-            summarize(found, chunk)
+        found = await self._source.summaries(row)
         documents = [
             {**summary.document(), **state_of(row, summary.run.step, summary.run.attempt, ended=summary.end)}
             for summary in sorted(
@@ -93,7 +92,9 @@ class TaskLogRoutes:
 
     async def read(self, request: web.Request) -> web.StreamResponse:
         """GET /tasks/{id}/logs/{step}/{attempt}: its lines, or with follow also those to come."""
-        refuse_unknown_parameters(request, "from", "limit", "tail", "level", "q", "run", "format", "follow")
+        refuse_unknown_parameters(
+            request, "from", "limit", "tail", "level", "q", "run", "format", "follow", "since"
+        )
         default = "true" if "text/event-stream" in request.headers.get("Accept", "") else "false"
         follows = choice_parameter(request, "follow", default, ("true", "false")) == "true"
         as_text = choice_parameter(request, "format", "ndjson", ("ndjson", "text")) == "text"
@@ -133,22 +134,28 @@ class TaskLogRoutes:
     async def _last(
         self, row: Mapping[str, Any], attempt: Attempt, lines: LineFilter, last: int
     ) -> AsyncIterator[dict[str, Any]]:
-        kept: deque[dict[str, Any]] = deque(maxlen=last)
-        async for document in self._documents(row, attempt, lines):
-            kept.append(document)
-        for document in kept:
+        kept = LastLines[dict[str, Any]](last, lambda document: len(document["text"]))
+        # A filter needs all lines: its matches are not in the indexes.
+        needed = last if lines == LineFilter() else 0
+        async for document in self._documents(row, attempt, lines, needed):
+            kept.extend([document])
+        for document in kept.taken():
             yield document
 
     async def _documents(
-        self, row: Mapping[str, Any], attempt: Attempt, lines: LineFilter
+        self, row: Mapping[str, Any], attempt: Attempt, lines: LineFilter, last: int = 0
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The documents of the wanted lines, with marks for those that are missing."""
+        """The documents of the wanted lines, with marks for those that are missing.
+
+        With `last`, those before the last so many lines may be missing without a mark.
+        """
         cursors = RunCursors()
-        async for chunk in self._source.chunks(row, attempt, lines.first):
+        async for chunk in self._source.chunks(row, attempt, lines.first, last, lines.since_ms):
             if not lines.wants_run(chunk.run.run):
                 continue
             # Blocks before the first wanted line were not read.
-            cursors.begin_at(chunk.run, min(chunk.first, lines.first))
+            begin = chunk.first if last or lines.since_ms else min(chunk.first, lines.first)
+            cursors.begin_at(chunk.run, begin)
             for part in cursors.take(chunk):
                 if isinstance(part, Chunk):
                     for document in line_documents(part, lines):
@@ -188,11 +195,13 @@ async def _stream(
 
 def _filter_of(request: web.Request) -> LineFilter:
     level = choice_parameter(request, "level", "", ("", *LEVELS))
+    since = moment_parameter(request, "since")
     return LineFilter(
         first=integer_parameter(request, "from", 0, low=0, high=2**53),
         level=LEVELS.get(level, 0),
         text=text_parameter(request, "q"),
         run=text_parameter(request, "run", longest=40),
+        since_ms=max(0, (since - _EPOCH) // timedelta(milliseconds=1)) if since is not None else 0,
     )
 
 

@@ -16,7 +16,7 @@ import orjson
 
 from penstock.contracts.context import Context
 from penstock.contracts.event import Event, OutboxEntry
-from penstock.contracts.result import Failure, StageResult
+from penstock.contracts.result import Failure, StageResult, traceback_end
 from penstock.contracts.revocation import Revocation
 from penstock.contracts.task_type import policy_of
 from penstock.core.attempt import AttemptId
@@ -331,9 +331,17 @@ def end_event(row: Mapping[str, Any] | asyncpg.Record, ending: Ending) -> Pendin
     if ending.outcome is Outcome.DONE and ending.context is not None:
         detail = ending.context.to_wire("result")
     if ending.error is not None:
-        detail["error"] = ending.error.to_wire()
+        detail["error"] = _event_error(ending.error, ending.fence)
     word = row["state"] if row["state"] in FINAL else _WORD[ending.outcome]
     return transition_event(row, word, detail, ending.fence)
+
+
+def _event_error(error: Failure, fence: Fence) -> dict[str, Any]:
+    """The field `error` of an event: bounded, because targets of callbacks receive it."""
+    wire = {**error.to_wire(), "log": fence.attempt_id.log_path}
+    if error.traceback is not None:
+        wire["traceback"] = traceback_end(error.traceback)
+    return wire
 
 
 def transition_event(

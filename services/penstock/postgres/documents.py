@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from penstock.contracts import subscription
+from penstock.core.attempt import AttemptId
 from penstock.core.task import Priority
 from penstock.postgres.columns import SHOWN
 from penstock.postgres.tasks import context_of, flow_of
@@ -53,7 +54,11 @@ def detail(row: Mapping[str, Any]) -> dict[str, Any]:
         document["result_type"] = shown.pop("content_type")
         document.update(shown)
     document["attempts"] = [
-        {**{name: attempt[name] for name in _ATTEMPT_COLUMNS}, "error": _error(attempt)}
+        {
+            **{name: attempt[name] for name in _ATTEMPT_COLUMNS},
+            "error": _error(attempt),
+            "log": AttemptId(row["id"], attempt["step"], attempt["attempt"]).log_path,
+        }
         for attempt in row["attempts"]
     ]
     document["callbacks_owed"] = [

@@ -118,7 +118,12 @@ def node_document(name: str, node: Mapping[str, Any], row: Row | None) -> dict[s
             "retry": items.retry,
         }
     if row["task_id"] is not None:
-        document["task"] = {"id": row["task_id"], "type": row["task_type"], "state": row["task_state"]}
+        document["task"] = {
+            "id": row["task_id"],
+            "type": row["task_type"],
+            "state": row["task_state"],
+            "logs": f"/tasks/{row['task_id']}/logs",
+        }
     if row["child_id"] is not None:
         document["flow"] = {"id": row["child_id"], "status": row["child_status"]}
     return document

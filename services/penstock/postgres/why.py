@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import orjson
 
+from penstock.contracts.result import traceback_end
 from penstock.core.attempt import AttemptId
 from penstock.core.release_order import START, Head, Position, level_of, position_in
 from penstock.core.task import Priority, State
@@ -58,6 +59,8 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         attempt=row["attempt"],
         due_at=row["due_at"],
         error=f"{failure['kind']}: {failure['message']}" if failure else None,
+        traceback=traceback_end(failure["traceback"]) if "traceback" in failure else None,
+        log=AttemptId(row["id"], *row["failed"]).log_path if row["failed"] else None,
         unhandled=failure.get("message") if "unhandled_s" in failure else None,
         unhandled_s=failure.get("unhandled_s", 0.0),
         no_handler_s=row["no_handler_s"],

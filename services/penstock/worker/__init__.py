@@ -25,7 +25,7 @@ expired.
 
 from penstock.core.retry import Backoff
 from penstock.worker.app import Worker
-from penstock.worker.current import current_task
+from penstock.worker.current import current_task, in_current_task
 from penstock.worker.middleware import CallNext
 from penstock.worker.outcomes import Child, Done, Fail, Next, Outcome, RetryAfter, Spawn, Task, Wait
 from penstock.worker.settings import WorkerSettings
@@ -47,4 +47,5 @@ __all__ = [
     "Worker",
     "WorkerSettings",
     "current_task",
+    "in_current_task",
 ]

@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 from penstock.cli import confirmation
 from penstock.client import Client, TaskFilter
 from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED
+from penstock.kafka.topology.topics import CALLBACKS, EVENTS, PLATFORM, REVOKED, TASK_LOGS
 from penstock.settings import Kafka
 
 
@@ -31,7 +31,7 @@ async def penstock(
         if name.startswith("PENSTOCK_") and not name.startswith("PENSTOCK_TEST_"):
             monkeypatch.delenv(name)
     # The gateway publishes to these topics; a missing topic delays its stop.
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [CALLBACKS, EVENTS, REVOKED])
+    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [CALLBACKS, EVENTS, REVOKED, TASK_LOGS])
     async with running_gateway(
         kafka=kafka_servers, prefix=prefix, postgres=database, objects=f"file://{tmp_path / 'objects'}"
     ) as gateway:
@@ -257,7 +257,9 @@ async def test_conflicting_orders_of_a_type_name_the_command_that_resolves_them(
 async def test_administration_commands_can_be_repeated(penstock: Invoke, prefix: str) -> None:
     """O2b, O6, O8: `topics`, `migrate` and `check` print text or JSON, and can be repeated
     safely."""
-    missing = {prefix + topic.name for topic in PLATFORM if topic not in (CALLBACKS, EVENTS, REVOKED)}
+    missing = {
+        prefix + topic.name for topic in PLATFORM if topic not in (CALLBACKS, EVENTS, REVOKED, TASK_LOGS)
+    }
     assert {*(await penstock("topics")).stdout.splitlines()} == {f"created {name}" for name in missing}
     assert (await penstock("topics")).stdout == f"all {len(PLATFORM)} topics exist\n"
     [topics] = documents(await penstock("topics", "--json"))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import time
 
 import pytest
+from aiohttp import ClientSession
 from tests.integration.cli.test_cli import penstock
 from tests.integration.flow_owner.support import Owner, definition, task
 from tests.support.invoking import documents
@@ -129,6 +132,24 @@ async def test_a_family_fails_is_explained_recovered_and_watched(penstock, owner
         f"flow {flow}: run, each run again\nflow {flow} succeeded: 3 succeeded\n",
     )
     items = documents(await penstock("flows", "items", flow, "each", "--json"))
+    for which, task_id in (
+        (("first",), first["id"]),
+        (("each", "--item", "1"), items[1]["task"]["id"]),
+    ):
+        lines = {"id": task_id, "step": 0, "attempt": 0, "run": "a", "first": 0}
+        line = [int(time.time() * 1000), 20, "stdout", f"of {task_id}"]
+        async with ClientSession() as session:
+            body = {"worker": "w", "chunks": [{**lines, "lines": [line]}]}
+            assert (await session.post(f"{os.environ['PENSTOCK_GATEWAY']}/logs", json=body)).status == 202
+        [read] = documents(await penstock("logs", "--flow", flow, "--node", *which, "--json"))
+        assert read["text"] == f"of {task_id}", which
+    for which, words in (
+        (("each",), "give --item"),
+        (("each", "--item", "7"), "has no task"),
+        (("run",), f"starts flow {child_id}"),
+    ):
+        refused = await penstock("logs", "--flow", flow, "--node", *which)
+        assert (refused.exit_code > 0, words in refused.stderr) == (True, True), which
     assert [(item["item"], item["task"]["state"]) for item in items] == [(0, "succeeded"), (1, "succeeded")]
     assert "no such task" in (await penstock("flows", "items", flow, "each", "--state", "failed")).stdout
     listed = documents(

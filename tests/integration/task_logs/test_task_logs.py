@@ -6,15 +6,22 @@ import json
 import logging
 import sys
 import time
+import tracemalloc
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from tests.support import pipeline
 from tests.support.gateways import running_gateway
-from tests.support.services import read_records, running_service, write
+from tests.support.services import read, read_records, running_service, write
 from tests.support.waiting import in_time, wait_until
 
-from penstock.kafka.topology.topics import EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
+from penstock.contracts.validation import conform
+from penstock.core import log_segment
+from penstock.gateway import log_reports, log_segments
+from penstock.kafka.topology.topics import CALLBACKS, EVENTS, HEARTBEATS, STAGE_RESULTS, TASK_LOGS
 from penstock.objects import ObjectStore
 from penstock.postgres import types
 from penstock.task_logs import retention as retention_module
@@ -101,8 +108,8 @@ async def working(logs, handler, **more):
         yield worker
 
 
-async def submit(logs, count=1):
-    return await logs.system.submit(count)
+async def submit(logs, count=1, **fields):
+    return await pipeline.submit(logs.system.pool, count, **fields)
 
 
 async def test_a_log_is_readable_from_the_topic_and_then_from_segments(logs):
@@ -135,6 +142,12 @@ async def test_a_log_is_readable_from_the_topic_and_then_from_segments(logs):
 
         await wait_until(all_stored)
     assert await read() == expected
+    rows, objects = await logs.segments(), []
+    async for page in ObjectStore(logs.objects).pages(rows[0]["object_key"].split("/")[0]):
+        objects += [key for key, _at in page]
+    # All of it was on the topic: what is stored grows with time and bytes, not with tasks or lines.
+    assert len(rows) < 10
+    assert sorted(objects) == sorted(row["object_key"] for row in rows)
     found = await logs.lines(ids[0])
     assert [line["line"] for line in found] == list(range(51))
     assert (found[0]["level"], found[0]["source"]) == ("WARNING", "app")
@@ -234,8 +247,8 @@ async def test_a_line_arrives_soon(logs):
         assert seen.is_set()
 
 
-def chunk(task, first, *texts, run="a", end=None, attempt=0):
-    lines = [[1785312000000, 20, "stdout", text] for text in texts]
+def chunk(task, first, *texts, run="a", end=None, attempt=0, at_ms=1785312000000):
+    lines = [[at_ms, 20, "stdout", text] for text in texts]
     made = {"id": task, "step": 0, "attempt": attempt, "run": run, "first": first, "lines": lines}
     return {**made, "end": end} if end else made
 
@@ -256,8 +269,8 @@ async def test_repeated_and_missing_lines(logs):
         for chunks in (
             [chunk(task, 0, "0", "1"), chunk(task, 0, "0", "1", "2")],
             [chunk(task, 1, "1", "2", "3")],
-            [chunk(task, 6, "6", end="done")],
-            [chunk(task, 6, "6", end="done"), chunk(999_999, 0, "of no task")],
+            [chunk(task, 6, "6", end="done", at_ms=1785315600000)],
+            [chunk(task, 6, "6", end="done", at_ms=1785315600000), chunk(999_999, 0, "of no task")],
         ):
             before = len(await logs.segments())
             await ship(*chunks)
@@ -270,6 +283,69 @@ async def test_repeated_and_missing_lines(logs):
     assert [line["text"] for line in found if "missing" not in line] == ["0", "1", "2", "3", "6"]
     [gap] = [line for line in found if "missing" in line]
     assert (gap["line"], gap["missing"]) == (4, 2)
+    assert await logs.lines(task, query="tail=2") == found[-2:]
+    # Lines before a moment are left out before the last ones are chosen, and segments that ended
+    # long before it are not read: that is no gap.
+    early = "UPDATE log_segment SET begin_at = '2026-07-29 06:00Z', end_at = '2026-07-29 06:00Z'"
+    await logs.system.pool.execute(f"{early} WHERE id = (SELECT min(id) FROM log_segment)")
+    assert await logs.lines(task, query="since=2026-07-29T08:00:00Z") == found[1:]
+    assert await logs.lines(task, query="since=2026-07-29T08:30:00Z") == found[-2:]
+    assert await logs.lines(task, query="since=2026-07-29T08:30:00Z&tail=5") == found[-2:]
+    shown = await command(logs, "logs", task, "--since", "2026-07-29T08:30:00Z", "--tail", "5", "--json")
+    assert [json.loads(line) for line in shown] == found[-2:]
+
+
+async def test_a_large_log_is_read_block_by_block(logs, monkeypatch):
+    """L: 10 MiB, and more that was dropped, with a line of 1 MB: the gateway holds a small part of
+    it in memory, reads the last lines alone for `tail`, and shows what is missing."""
+    service, _settings = logs.service(logs_segment_s=0.1)
+
+    async def handler(task):
+        print("y" * 1_000_000)
+        for n in range(700):
+            log.warning("%s %s", n, "x" * 15_900)
+        return Done()
+
+    [task] = await submit(logs)
+
+    async def all_stored():
+        runs = await logs.runs(task)
+        stored = sum(row["lines"] for row in await logs.segments())
+        return bool(runs) and runs[0]["outcome"] == "done" and runs[0]["lines"] == stored
+
+    async with working(logs, handler), running_service(service):
+        await logs.system.become(succeeded=1)
+        await wait_until(all_stored)
+    sizes = []
+
+    def decompressed(data):
+        raw = log_segment.decompressed(data)
+        sizes.append(len(raw))
+        return raw
+
+    monkeypatch.setattr(log_segments, "decompressed", decompressed)
+    tracemalloc.start()
+    try:
+        async with logs.gateway.session.get(f"{logs.gateway.url}/tasks/{task}/logs/0/0?q=x") as response:
+            async for _data in response.content.iter_chunked(16 * 1024):
+                pass
+        assert (await logs.gateway.get(f"/tasks/{task}/logs")).status == 200
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(sizes) > 10_000_000
+    assert max(sizes) < 3 * log_segment.BLOCK_BYTES
+    assert peak < 4 * 1024 * 1024
+    sizes.clear()
+    [run] = await logs.runs(task)
+    assert run["dropped_lines"] > 0
+    assert sizes == [], "totals of segments are read once"
+    found = await logs.lines(task)
+    assert max(len(line["text"]) for line in found) <= 16 * 1024
+    assert [line for line in found if line["source"] == "penstock"], "marks"
+    sizes.clear()
+    assert await logs.lines(task, query="tail=3") == found[-3:]
+    assert sum(sizes) < 4 * log_segment.BLOCK_BYTES
 
 
 async def test_an_end_that_comes_alone_is_found(logs):
@@ -324,6 +400,62 @@ async def test_a_malformed_record_holds_up_nothing(logs):
         await wait_until(logs.segments)
     assert await logs.texts(task) == ["good"]
     assert (await logs.gateway.post("/logs", {"worker": "w"})).status == 422
+
+
+async def test_while_the_object_store_is_away_lines_wait_on_the_topic(logs):
+    """L2: `tasklogs` stores nothing without its objects, loses no line, and readers have all lines
+    meanwhile."""
+
+    async def handler(task):
+        log.warning("line of %s", task.id)
+        return Done()
+
+    folder = Path(urlsplit(logs.objects).path)
+    service, _settings = logs.service(logs_segment_s=0.1)
+    async with working(logs, handler), running_service(service):
+        folder.mkdir(exist_ok=True)
+        folder.rename(folder.with_name("away"))
+        folder.write_text("a file where the folder was")
+        ids = await submit(logs, 4)
+        await logs.system.become(succeeded=4)
+        expected = {task: [f"line of {task}"] for task in ids}
+
+        async def read():
+            return {task: await logs.texts(task) for task in ids}
+
+        await wait_until(lambda: same(read, expected))
+        assert await logs.segments() == []
+        folder.unlink()
+        folder.with_name("away").rename(folder)
+
+        async def all_stored():
+            return sum(row["lines"] for row in await logs.segments()) == 4
+
+        await wait_until(all_stored)
+        assert await read() == expected
+
+
+async def test_a_gateway_that_cannot_take_lines_says_when_to_come_again(logs, where, monkeypatch):
+    """T6: `POST /logs` answers 503 while Kafka is away, and 429 while too much waits for it."""
+    [task] = await submit(logs)
+    body = {"worker": "w", "chunks": [chunk(task, 0, "line")]}
+    monkeypatch.setattr(log_reports, "QUEUE_BYTES", 10)
+    async with running_gateway(**{**where, "kafka": "127.0.0.1:1"}) as gateway:
+        away = await gateway.post("/logs", body)
+        assert (away.status, int(away.headers["Retry-After"]) >= 1) == (503, True)
+        waiting, go = asyncio.Event(), asyncio.Event()
+
+        async def send(*_arguments):
+            waiting.set()
+            await go.wait()
+
+        monkeypatch.setattr(log_reports.LogReportRoutes, "_send", send)
+        first = asyncio.create_task(gateway.post("/logs", body))
+        await in_time(waiting.wait())
+        refused = await gateway.post("/logs", body)
+        assert (refused.status, int(refused.headers["Retry-After"]) >= 1) == (429, True)
+        go.set()
+        assert (await first).status == 202
 
 
 async def test_two_replicas_store_each_line_once(logs):
@@ -473,9 +605,9 @@ async def test_a_run_without_its_end_says_so(logs):
 
 
 async def command(logs, *arguments):
-    """Runs `penstock logs` and returns the lines of its output."""
+    """Runs `penstock` and returns the lines of its output."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "penstock", "logs", *map(str, arguments), "--gateway", logs.gateway.url,
+        sys.executable, "-m", "penstock", *map(str, arguments), "--gateway", logs.gateway.url,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     output, errors = await in_time(process.communicate())
@@ -496,7 +628,7 @@ async def test_the_command_follows_a_task_through_its_attempts_and_stages(logs):
         return Done()
 
     [task] = await submit(logs)
-    follows = asyncio.create_task(command(logs, task, "-f"))
+    follows = asyncio.create_task(command(logs, "logs", task, "-f"))
     async with working(logs, handler, other=other):
         found = await follows
     texts = [line.split(" ", 2)[2].strip() for line in found]
@@ -510,23 +642,76 @@ async def test_the_command_follows_a_task_through_its_attempts_and_stages(logs):
     assert await logs.texts(task, 0, 1) == ["attempt 1"]
     runs = [(run["step"], run["attempt"], run["stage"], run["outcome"]) for run in await logs.runs(task)]
     assert runs == [(0, 0, "start", "fail"), (0, 1, "start", "next"), (1, 0, "other", "done")]
-    shown = [json.loads(line)["text"] for line in await command(logs, task, "--json", "--grep", "ATTEMPT")]
+    shown = [
+        json.loads(line)["text"] for line in await command(logs, "logs", task, "--json", "--grep", "ATTEMPT")
+    ]
     assert shown == ["attempt 0", "attempt 1"]
-    assert len(await command(logs, task, "--level", "ERROR", "--since", "1h")) == 1
+    assert len(await command(logs, "logs", task, "--level", "ERROR", "--since", "1h")) == 1
+
+
+async def test_a_failed_attempt_tells_why(logs):
+    """L2: the log, the error of the attempt, `get`, `why`, events and callbacks tell why it failed:
+    each with a bound, without secrets, and with the way to the log."""
+
+    async def handler(task):
+        raise ValueError("\n".join([*["x" * 100] * 300, "with password=planted-secret at the end"]))
+
+    [task] = await submit(logs, events="all", callbacks=("http://127.0.0.1:9/",))
+    async with working(logs, handler):
+        await logs.system.become(failed=1)
+        await wait_until(lambda: logs.runs(task))
+    paths = [f"/tasks/{task}/logs/0/{attempt}" for attempt in (0, 1)]
+    end = "with password=[redacted] at the end"
+    document = (await logs.gateway.get(f"/tasks/{task}")).body
+    assert [attempt["log"] for attempt in document["attempts"]] == paths
+    for error in (document["error"], *(attempt["error"] for attempt in document["attempts"])):
+        assert error["traceback"].endswith(f"{end}\n")
+        assert len(error["message"]) == 2_000
+        assert 19_000 < len(error["traceback"]) <= 20_000
+    for path in paths:
+        text = (await logs.gateway.get(f"{path}?format=text")).body
+        assert text.endswith(f"{end}\n")
+        assert len(text) < 50_000
+
+    async def published():
+        prefix, kafka = logs.system.where["prefix"], logs.system.where["kafka"]
+        events = await read(kafka, f"{prefix}{EVENTS.name}")
+        callbacks = await read(kafka, f"{prefix}{CALLBACKS.name}")
+        found = [*events, *(json.loads(each["body"]) for each in callbacks)]
+        return found if len(found) == 4 else None
+
+    found = await wait_until(published)
+    assert [each["event"] for each in found] == ["task.retried", "task.failed"] * 2
+    assert [each["error"]["log"] for each in found] == paths * 2
+    for each in found:
+        conform(each, "event")
+        error = each["error"]
+        assert error["traceback"].endswith(f"{end}\n")
+        assert (len(error["message"]), len(error["traceback"])) == (2_000, 500)
+    why = (await logs.gateway.get(f"/tasks/{task}/why")).body["figures"]
+    assert (why["log"], why["traceback"]) == (paths[1], document["error"]["traceback"][-500:])
+    hint = f"penstock logs {task} --step 0 --attempt 1"
+    for verb in (["get"], ["tasks", "why"]):
+        shown = await command(logs, *verb, task)
+        assert end in shown
+        assert shown[-1].endswith(hint)
+    shown = await command(logs, *hint.split()[1:])
+    assert shown[-1].endswith(end)
+    assert "planted" not in json.dumps([document, found, why, shown])
 
 
 async def everything_written(logs):
     """The bytes of records with their headers, of all segments, and of the rows of tasks."""
     prefix, kafka = logs.system.where["prefix"], logs.system.where["kafka"]
     data = []
-    for topic in (TASK_LOGS, HEARTBEATS, STAGE_RESULTS, EVENTS):
+    for topic in (TASK_LOGS, HEARTBEATS, STAGE_RESULTS, EVENTS, CALLBACKS):
         for record in await read_records(kafka, f"{prefix}{topic.name}"):
             data += [record.value or b"", *(value for _name, value in record.headers)]
     store = ObjectStore(logs.objects)
     for row in await logs.segments():
         # Without the eight bytes behind the index.
         data.append(gzip.decompress(await store.range(row["object_key"], 0, row["size"] - 8)))
-    for table in ("task", "attempt", "task_progress"):
+    for table in ("task", "attempt", "task_progress", "callback"):
         rows = await logs.system.pool.fetch(f"SELECT found::text AS row FROM {table} AS found")
         data += [row["row"].encode() for row in rows]
     return b"\n".join(data)
@@ -534,8 +719,8 @@ async def everything_written(logs):
 
 @pytest.mark.parametrize("transport", ["kafka", "http"])
 async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport):
-    """L: a secret that a handler logs, prints, raises or reports as progress, or that a program
-    ships by itself, is in no record, no segment and no row."""
+    """L: a handler or its command logs, prints, raises or reports a secret, or a program ships one
+    by itself. It is in no record, no callback, no segment and no row."""
     monkeypatch.setenv("STORE_PASSWORD", "planted-environment")
     if transport == "kafka":
         settings = WorkerSettings(**logs.system.where, objects="memory:///")
@@ -554,10 +739,11 @@ async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport)
         log.warning("logged %s", secrets, extra={"value": secrets})
         task.log.info("structured", value=secrets)
         task.progress(0.5, f"reported {secrets}")
+        await task.run(["sh", "-c", "echo ran $STORE_PASSWORD; echo also $STORE_PASSWORD >&2"])
         await wait_until(reported)
         raise ValueError(f"raised {secrets}")
 
-    [task] = await submit(logs)
+    [task] = await submit(logs, events="all", callbacks=("http://127.0.0.1:9/",))
     service, _settings = logs.service(logs_segment_s=0.1)
     async with running_service(service):
         async with running_service(worker.serve):
@@ -572,8 +758,10 @@ async def test_a_planted_secret_is_written_nowhere(logs, monkeypatch, transport)
             return sum(row["runs"] for row in stored) >= 2 and sum(row["lines"] for row in stored) >= 8
 
         await wait_until(all_stored)
+    ran = {line["text"] for line in await logs.lines(task) if line["source"] == "sh"}
+    assert ran == {"ran [redacted]", "also [redacted]"}
     data = await everything_written(logs)
-    assert data.count(b"[redacted]") >= 12
+    assert data.count(b"[redacted]") >= 14
     assert b"planted" not in data
 
 

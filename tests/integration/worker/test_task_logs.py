@@ -69,7 +69,8 @@ async def test_lines_are_on_kafka_in_order_and_once(settings):
 
 
 async def test_a_line_is_on_kafka_while_its_handler_runs(settings):
-    """L2: after 200 ms a line is readable, and a worker that is stopped loses none."""
+    """L2: after 200 ms a line is readable, and a worker that is stopped loses none. What the worker
+    logs meanwhile, and all else in its process, is not in the log (L1)."""
     worker = Worker(settings)
     seen = []
 
@@ -82,6 +83,9 @@ async def test_a_line_is_on_kafka_while_its_handler_runs(settings):
 
     await release(settings, 4)
     async with running_service(worker.serve):
+        log.warning("outside of handlers")
+        print("outside of handlers")
+        logging.getLogger("penstock.worker").warning("of the worker")
         await wait_until(lambda: seen)
     assert [line[3] for line in seen[0][4][0]["lines"]] == ["begun"]
     chunks = (await chunks_of(settings))[4]

@@ -175,6 +175,21 @@ def test_tasks_in_other_states_have_an_answer():
     assert failed.sentence == "it has ended: Fail: there is nothing to count"
 
 
+def test_the_last_failure_has_its_log():
+    """S8, L2: an answer about a task whose last attempt failed, also while it waits for the next
+    one, has the end of the traceback and the path of the log."""
+    facts = Facts(now=NOW, state=State.FAILED, since=NOW, attempt=1, traceback="…", log="/tasks/7/logs/0/0")
+    shown = {"traceback": "…", "log": "/tasks/7/logs/0/0"}
+    assert why(facts).figures.items() >= shown.items()
+    retried = dataclasses.replace(facts, state=State.SCHEDULED, due_at=NOW + timedelta(seconds=5))
+    assert why(retried).figures.items() >= shown.items()
+    for other in (
+        dataclasses.replace(retried, attempt=0),
+        dataclasses.replace(facts, state=State.SUCCEEDED),
+    ):
+        assert "log" not in why(other).figures
+
+
 def test_a_rate_is_the_reason_only_if_it_limits():
     """S8: the task waits for workers, not for the rate, while a second of starts is on the ready
     topic."""

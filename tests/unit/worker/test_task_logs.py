@@ -1,12 +1,13 @@
 """Capture of task logs: what belongs to a handler's attempt, whatever way it is logged."""
 
 import asyncio
-import contextvars
+import builtins
 import io
 import logging
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -20,7 +21,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
 from penstock.core.redaction import Redactor
 from penstock.objects import ObjectStore
-from penstock.worker import Done, Fail, current_task, log_buffer
+from penstock.worker import Done, Fail, current_task, in_current_task, log_buffer
 from penstock.worker.capture import capturing
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.log_buffer import BUFFER_BYTES, LogBuffer
@@ -101,13 +102,12 @@ async def test_everything_that_a_handler_logs_is_in_its_own_log(capsys):
 
 
 async def test_threads_have_the_log_of_their_handler():
-    """L1: a synchronous handler, `asyncio.to_thread`, and a thread that was given the context."""
+    """L1: a synchronous handler, `asyncio.to_thread`, and a thread that the handler starts."""
     buffer = make_buffer()
 
     def sync(task):
         log.info("on a thread")
-        context = contextvars.copy_context()
-        thread = threading.Thread(target=lambda: context.run(log.info, "on its own thread"))
+        thread = threading.Thread(target=in_current_task(log.info), args=("on its own thread",))
         thread.start()
         thread.join()
         return Done()
@@ -121,6 +121,44 @@ async def test_threads_have_the_log_of_their_handler():
     lines, _ends = taken(buffer)
     assert [text for _, _, text in lines[1]] == ["on a thread", "on its own thread"]
     assert [text for _, _, text in lines[2]] == ["to_thread"]
+
+
+async def test_a_pool_of_threads_works_for_several_tasks_at_once():
+    """L1: a line belongs to the task that gave the work to the pool, also on several threads at
+    once. Threads that worked for another task before keep nothing of it. Without `in_current_task`
+    a line is in no log."""
+    buffer = make_buffer()
+    met = threading.Barrier(4)
+
+    def work(n):
+        met.wait()
+        log.info("work %s of %s", n, current_task().id)
+
+    def handler(task):
+        list(pool.map(in_current_task(work), range(2)))
+        pool.submit(log.info, "lost").result()
+        return Done()
+
+    with ThreadPoolExecutor(4) as pool:
+        await run(handler, 1, 2, buffer=buffer)
+        await run(handler, 3, 4, buffer=buffer)
+    lines, _ends = taken(buffer)
+    for id_ in (1, 2, 3, 4):
+        assert sorted(text for _, _, text in lines[id_]) == [f"work {n} of {id_}" for n in range(2)]
+
+
+async def test_print_is_the_builtin_while_it_is_captured():
+    """L1: `print` is not patched; code that replaces or inspects it sees Python's own."""
+    before, buffer = builtins.print, make_buffer()
+
+    async def handler(task):
+        assert builtins.print is print is before
+        print("captured")
+        return Done()
+
+    [result] = await run(handler, 1, buffer=buffer)
+    assert result.outcome.value == "done"
+    assert taken(buffer)[0][1] == [(20, "stdout", "captured")]
 
 
 async def test_a_stream_handler_does_not_repeat_a_record():

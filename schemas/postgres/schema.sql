@@ -269,8 +269,16 @@ CREATE TABLE penstock.attempt (
     worker text,
     error text,
     started_at timestamp with time zone,
-    finished_at timestamp with time zone NOT NULL
+    finished_at timestamp with time zone NOT NULL,
+    queued_at timestamp with time zone,
+    input_type text,
+    input bytea,
+    input_ref text
 );
+
+COMMENT ON COLUMN penstock.attempt.input_type IS 'of the attempt that ended its stage: kind of the stage''s input; `same`: the next stage got the same input; NULL: the input was not kept';
+
+COMMENT ON COLUMN penstock.attempt.input_ref IS 'as task.context_ref';
 
 CREATE TABLE penstock.audit (
     id text NOT NULL,
@@ -909,7 +917,8 @@ CREATE TABLE penstock.history (
     flow_node text,
     flow_generation integer,
     flow_item integer,
-    context_digest bytea
+    context_digest bytea,
+    rerun_of bigint
 )
 PARTITION BY RANGE (finished_at);
 
@@ -1209,6 +1218,9 @@ CREATE TABLE penstock.task (
     flow_generation integer,
     flow_item integer,
     context_digest bytea,
+    queued_at timestamp with time zone,
+    started_at timestamp with time zone,
+    rerun_of bigint,
     CONSTRAINT task_check CHECK (((context IS NULL) <> (context_ref IS NULL))),
     CONSTRAINT task_check1 CHECK (((state <> 'scheduled'::text) OR (due_at IS NOT NULL))),
     CONSTRAINT task_content_type_check CHECK ((content_type = ANY (ARRAY['json'::text, 'text'::text, 'url'::text, 'bytes'::text]))),
@@ -1253,6 +1265,12 @@ COMMENT ON COLUMN penstock.task.flow_priority IS 'priority of that flow';
 COMMENT ON COLUMN penstock.task.flow_item IS 'item of a map; NULL: its node is not a map';
 
 COMMENT ON COLUMN penstock.task.context_digest IS 'of the submitted context, for types whose idempotency is strict';
+
+COMMENT ON COLUMN penstock.task.queued_at IS 'while queued or running: the release of the attempt';
+
+COMMENT ON COLUMN penstock.task.started_at IS 'while running: the time at which the claim was written';
+
+COMMENT ON COLUMN penstock.task.rerun_of IS 'task that this one runs again';
 
 ALTER TABLE penstock.task ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
     SEQUENCE NAME penstock.task_id_seq

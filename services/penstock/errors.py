@@ -284,6 +284,18 @@ class RecoveryRefused(Conflict):
         self.nodes = tuple(nodes)
 
 
+class RerunRefused(Conflict):
+    """A task cannot be run again from a stage; the message says why.
+
+    Attributes:
+        code: `not_ended`, `stage_not_reached`, `input_not_kept`, `input_missing` or `of_flow`.
+    """
+
+    def __init__(self, reason: str, *, code: str = "") -> None:
+        super().__init__(reason)
+        self.code = code
+
+
 class Unauthenticated(PenstockError):
     """The request has no valid API key or bearer token."""
 

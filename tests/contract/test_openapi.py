@@ -45,6 +45,7 @@ from penstock.gateway.submissions import SubmissionRoutes
 from penstock.gateway.targets import MAX_PAGE_SIZE as MAX_TARGET_PAGE_SIZE
 from penstock.gateway.targets import MAX_URL_LENGTH, TargetRoutes
 from penstock.gateway.task_logs import MAX_LINES, TaskLogRoutes
+from penstock.gateway.task_reruns import TaskRerunRoutes
 from penstock.gateway.tasks import TaskRoutes
 from penstock.gateway.types import TypeRoutes
 from penstock.gateway.why import MAX_PAGE_SIZE as MAX_BACKLOG_PAGE_SIZE
@@ -119,6 +120,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
     routes = [
         *SubmissionRoutes(settings, nothing, nothing, nothing, nothing, nothing).routes(),
         *TaskRoutes(settings, nothing, nothing, nothing, nothing).routes(),
+        *TaskRerunRoutes(nothing, nothing, nothing).routes(),
         *TypeRoutes(settings, nothing, nothing).routes(),
         *ConcurrencyKeyRoutes(nothing).routes(),
         *BacklogRoutes(nothing, nothing).routes(),

@@ -41,11 +41,13 @@ WHERE t.id = ANY ($id::bigint[]) AND a.task_id = ANY ($id::bigint[])
 -- notifies task-sync. A stale end changes nothing and returns no row. The same holds for the end of
 -- a task that another transaction locks; a last row has the ids of these tasks. With `alone`,
 -- the row also has the tasks whose transitions may have events, and these tasks are not moved.
+-- The attempt that ends a stage keeps the stage's input, which the task loses. The input of the
+-- last stage stays in the task.
 WITH input AS (
     SELECT *
     FROM unnest({{$ended_attempt}}) AS i ({{ended_attempt}})
 ), free AS MATERIALIZED (
-    SELECT id FROM task
+    SELECT id, queued_at, started_at, content_type, context, context_ref FROM task
     WHERE id = ANY ($id::bigint[]) AND (NOT $alone::boolean OR events IS DISTINCT FROM 'all' AND callbacks IS NULL)
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), moved AS (
@@ -68,6 +70,8 @@ WITH input AS (
         result_ref = CASE WHEN i.outcome = 'done' THEN i.context_ref END,
         error = CASE WHEN i.to_state IN ('failed', 'scheduled', 'quarantined') THEN i.error END,
         worker = NULL,
+        queued_at = NULL,
+        started_at = NULL,
         lease_partition = NULL,
         lease_ms = NULL,
         max_attempts = NULL,
@@ -88,14 +92,21 @@ WITH input AS (
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
               t.updated_at, t.traceparent, t.tracked, i.outcome, i.step AS from_step, i.stage AS from_stage, i.attempt AS from_attempt,
               i.worker AS by_worker, i.error AS why, i.started_ms, i.finished_ms,
+              i.outcome IN ('next', 'spawn', 'wait') AS leaves,
+              i.outcome <> 'next' OR i.content_type IS NOT NULL AS replaces,
               CASE WHEN t.flow_id IS NOT NULL
                    THEN json_build_object('id', t.flow_id, 'node', t.flow_node, 'generation', t.flow_generation,
                                           'item', t.flow_item)::text END AS flow
 ), history AS (
-    INSERT INTO attempt (task_id, step, attempt, stage, outcome, worker, error, started_at, finished_at)
-    SELECT id, from_step, from_attempt, from_stage, outcome, by_worker, why,
-           to_timestamp(started_ms / 1000.0), coalesce(to_timestamp(finished_ms / 1000.0), now())
-    FROM moved
+    INSERT INTO attempt (task_id, step, attempt, stage, outcome, worker, error, queued_at, started_at, finished_at,
+                         input_type, input, input_ref)
+    SELECT m.id, from_step, from_attempt, from_stage, outcome, by_worker, why, f.queued_at,
+           CASE outcome WHEN 'expired' THEN f.started_at ELSE to_timestamp(started_ms / 1000.0) END,
+           coalesce(to_timestamp(finished_ms / 1000.0), now()),
+           CASE WHEN leaves AND replaces THEN f.content_type WHEN leaves THEN 'same' END,
+           CASE WHEN leaves AND replaces THEN f.context END,
+           CASE WHEN leaves AND replaces THEN f.context_ref END
+    FROM moved m JOIN free f ON f.id = m.id
 ), woken AS (
     SELECT pg_notify(CASE state WHEN 'ready' THEN 'penstock_ready' ELSE 'penstock_due' END, type)
     FROM (SELECT DISTINCT type, state FROM moved WHERE state IN ('ready', 'scheduled')

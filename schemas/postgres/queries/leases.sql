@@ -9,6 +9,7 @@ WITH free AS MATERIALIZED (
 ), written AS (
     UPDATE task t
     SET state = 'running', worker = i.worker, lease_partition = i.partition, lease_ms = i.lease_ms, max_attempts = i.max_attempts,
+        started_at = CASE WHEN t.worker = i.worker THEN t.started_at ELSE now() END,
         updated_at = now()
     FROM unnest({{$claim}}) AS i ({{claim}})
     WHERE t.id = ANY (ARRAY(SELECT id FROM free))

@@ -197,7 +197,7 @@ WITH deleted AS (
       AND EXISTS (SELECT FROM task_type y WHERE y.name = $type AND y.xmin = $version::text::xid)
     ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 ), released AS (
-    UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = true
+    UPDATE task t SET state = 'queued', due_at = NULL, queued_at = now(), updated_at = now(), tracked = true
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING t.id, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
               {{t.release_level}} AS level, t.content_type, t.context, t.context_ref, t.traceparent

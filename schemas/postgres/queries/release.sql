@@ -22,7 +22,7 @@ WITH deleted AS (
     -- the planner uses no index on it. The state is compared again, because a task may be cancelled
     -- meanwhile. `updated_at` is the moment of queueing, by which task-sync proves that a record is
     -- lost.
-    UPDATE task t SET state = 'queued', due_at = NULL, updated_at = now(), tracked = t.tracked OR $tracked::boolean
+    UPDATE task t SET state = 'queued', due_at = NULL, queued_at = now(), updated_at = now(), tracked = t.tracked OR $tracked::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING {{t.release_keys}}, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
               t.content_type, t.context, t.context_ref, t.traceparent
@@ -122,11 +122,11 @@ SELECT f.id, f.step, f.attempt, m.id IS NOT NULL AS moved
 FROM found f LEFT JOIN moved m ON m.id = f.id, (SELECT count(*) FROM durable) AS d;
 
 -- name: durations
--- How long attempts took, in seconds, of those that have ended.
+-- How long attempts took, in seconds, of those that their workers have ended.
 SELECT extract(epoch FROM a.finished_at - a.started_at)::double precision AS took_s
 FROM attempt a JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
   ON a.task_id = i.id AND a.step = i.step AND a.attempt = i.attempt
-WHERE a.task_id = ANY ($1::bigint[]) AND a.started_at IS NOT NULL;
+WHERE a.task_id = ANY ($1::bigint[]) AND a.started_at IS NOT NULL AND a.outcome <> 'expired';
 
 -- name: promote
 -- Makes the first `limit` ($1) due tasks ready; returns how many, by type. If there are as many,

@@ -69,7 +69,7 @@ SELECT t.* FROM task t WHERE t.id = ANY ($1::bigint[]) ORDER BY t.id;
 SELECT id, type FROM task WHERE id = ANY ($1::bigint[]);
 
 -- name: attempts
-SELECT step, attempt, stage, outcome, worker, error, started_at, finished_at
+SELECT step, attempt, stage, outcome, worker, error, queued_at, started_at, finished_at, input_type, input, input_ref
 FROM attempt WHERE task_id = $1 ORDER BY step, attempt;
 
 -- name: callbacks_of_task

@@ -61,7 +61,7 @@ _VERBS = {
     "worker": _verb("worker", "worker", "Runs the worker NAME of a Python module until SIGTERM or Ctrl-C"),
     "run": _verb("serving", "run", "Runs one service in this process until SIGTERM"),
     "submit": _verb("tasks", "submit", "Submits one task, or with --file many tasks"),
-    "get": _verb("tasks", "get", "Shows one task with its context, result, attempts and callbacks"),
+    "get": _verb("tasks", "get", "Shows one task with its context, result, stages and callbacks"),
     "list": _verb("tasks", "list_", "Lists tasks, newest first"),
     "logs": _verb("logs", "logs", "Prints what the handlers of a task have logged, attempt after attempt"),
     "cancel": _verb("tasks", "cancel", "Cancels the tasks that have not ended"),
@@ -69,7 +69,7 @@ _VERBS = {
     "tasks": _verb(
         "operations",
         "tasks",
-        "Cancels, pauses, resumes, re-prioritises or recovers tasks, by id or by filter",
+        "Cancels, pauses, resumes, re-prioritises, recovers or reruns tasks, by id or by filter",
     ),
     "audit": _verb(
         "operations", "audit", "Lists the operations of `penstock tasks` and `penstock flows`, latest first"

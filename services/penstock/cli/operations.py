@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.confirmation import yes_option
-from penstock.cli.gateway import client_options, gateway_option
+from penstock.cli.gateway import client_options, gateway_option, open_client
 from penstock.cli.groups import Group
 from penstock.cli.names import TYPE_NAME
 from penstock.cli.options import (
@@ -31,8 +31,8 @@ from penstock.cli.output import (
 )
 from penstock.cli.param_types import Moment, Whole
 from penstock.cli.running_operation import Operation, filter_of
-from penstock.cli.task_views import print_failure
-from penstock.cli.tasks import list_
+from penstock.cli.task_views import print_end, print_failure, watch_tasks
+from penstock.cli.tasks import list_, warn_unserved
 from penstock.client import SyncClient, TaskFilter
 from penstock.core.flow.operations import FlowVerb
 from penstock.core.operations import Verb
@@ -88,7 +88,7 @@ _options = together(
 
 @click.group(cls=Group)
 def tasks() -> None:
-    """Cancels, pauses, resumes, re-prioritises or recovers tasks, by id or by filter.
+    """Cancels, pauses, resumes, re-prioritises, recovers or reruns tasks, by id or by filter.
 
     The gateways carry an operation on even when this command ends. `penstock audit` lists the
     operations, and `penstock tasks stop` stops one. `penstock tasks why` explains why a task is
@@ -134,6 +134,56 @@ def reprioritise(to: str, **options: Any) -> None:
 def recover(**options: Any) -> None:
     """Retries failed and quarantined tasks in their last stage; status 4 if no task matches."""
     _operate(Verb.RECOVER, options)
+
+
+@tasks.command()
+@click.argument("task_id", metavar="ID", type=Whole(1))
+@click.option(
+    "--from",
+    "from_stage",
+    metavar="STAGE",
+    help="The stage in which the new task begins, with the input of that stage. Default: the first one.",
+)
+@click.option(
+    "--idempotency-key",
+    help="A text that identifies the rerun: running the verb again returns the first new task.",
+)
+@click.option(
+    "--watch",
+    "watch_",
+    is_flag=True,
+    help="Wait until the new task has ended, and show its result. The status is 1 unless it succeeds.",
+)
+@gateway_option
+@json_option
+@click.pass_context
+def rerun(
+    ctx: click.Context,
+    /,
+    task_id: int,
+    watch_: bool,
+    gateway: str | None,
+    json_: bool,
+    **options: str | None,
+) -> None:
+    """Submits an ended task anew, from its first stage or from a later one.
+
+    `penstock get` lists the stages with their inputs. The ended task stays as it is.
+    """
+    with open_client(gateway) as client:
+        submitted = client.rerun(task_id, **options)
+        done = f"submitted: it runs task {task_id} again"
+        text = done if submitted.created else "existed already, with the same idempotency key"
+        print_answer(
+            {"id": submitted.id, "created": submitted.created}, f"task {submitted.id} {text}", json_=json_
+        )
+        if not json_:
+            # The stage may be one that the type's workers have no more.
+            warn_unserved(gateway, submitted.id)
+        if watch_:
+            status = watch_tasks(client, [submitted.id], json_=json_)
+            print_end(client.get(submitted.id), json_=json_)
+            ctx.exit(status)
 
 
 def _operate(verb: Verb, options: Mapping[str, Any], priority: str | None = None) -> None:

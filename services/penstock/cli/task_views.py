@@ -6,7 +6,8 @@ A watch has a bar of all tasks, and one of each running task that reports its pr
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import click
@@ -28,6 +29,8 @@ from penstock.core.task import FINAL, State
 
 # The exit status when a watched task did not succeed.
 EXIT_NOT_SUCCEEDED = 1
+# Characters of an input in the table of the stages.
+_INPUT_LENGTH = 40
 # Bars of running tasks beside the bar of all.
 MAX_BARS = 10
 
@@ -43,7 +46,7 @@ def print_end(task: Task, *, json_: bool) -> None:
 
 
 def print_task(task: Task) -> None:
-    """A task with its attempts and callbacks."""
+    """A task with its stages, their attempts, and its callbacks."""
     raw = task.raw
     pairs: list[tuple[str, Any]] = [
         ("task", f"{task.id} ({task.type})"),
@@ -60,26 +63,17 @@ def print_task(task: Task) -> None:
     if flow := raw.get("flow"):
         item = f", item {flow['item']}" if "item" in flow else ""
         pairs += [("flow", f"{flow['id']}, node {flow['node']}{item}, generation {flow['generation']}")]
+    pairs += [("rerun of", f"task {raw['rerun_of']}")] if raw.get("rerun_of") else []
     for name in ("key", "idempotency_key", "worker"):
         pairs += [(name.replace("_", " "), raw[name])] if raw.get(name) else []
     for name in ("created_at", "due_at", "finished_at"):
         pairs += [(name.removesuffix("_at"), moment(raw[name]))] if raw[name] else []
     fields(pairs)
-    if task.attempts:
+    if raw.get("timeline"):
         click.echo()
         table(
-            ("stage", "attempt", "outcome", "worker", "ended", "error"),
-            (
-                (
-                    attempt["stage"],
-                    str(attempt["attempt"]),
-                    attempt["outcome"],
-                    attempt["worker"] or "",
-                    moment(attempt["finished_at"]),
-                    error_text(attempt["error"]),
-                )
-                for attempt in task.attempts
-            ),
+            ("stage", "input", "attempt", "outcome", "worker", "queued", "waited", "ran", "ended", "error"),
+            _timeline_rows(task),
         )
     if raw["callbacks_owed"]:
         click.echo()
@@ -94,6 +88,44 @@ def print_task(task: Task) -> None:
         click.echo(f"\n{task.error['traceback']}")
     if failed := [attempt["log"] for attempt in task.attempts if attempt["error"] and "log" in attempt]:
         click.echo(f"\nThe log of the last attempt that failed: {log_command(failed[-1])}")
+
+
+def _timeline_rows(task: Task) -> Iterator[Sequence[str]]:
+    """The rows of the attempts, each stage with its input in its first row."""
+    for step in task.raw["timeline"]:
+        stage, shown = step["stage"], _input_text(step)
+        if not step["attempts"]:
+            yield stage, shown, "", "", "", "", "", "", "", ""
+        for attempt in step["attempts"]:
+            queued, started, finished = (attempt[f"{name}_at"] for name in ("queued", "started", "finished"))
+            yield (
+                stage,
+                shown,
+                str(attempt["attempt"]),
+                attempt["outcome"] or ("running" if started else "queued"),
+                attempt["worker"] or "",
+                moment(queued),
+                _took(queued, started),
+                _took(started, finished),
+                moment(finished),
+                error_text(attempt["error"]),
+            )
+            stage = shown = ""
+
+
+def _input_text(step: Mapping[str, Any]) -> str:
+    if "input" not in step:
+        return f"{step['input_size']:,} bytes" if "input_size" in step else "not kept"
+    text = _shorten(step["input"])
+    return text if len(text) <= _INPUT_LENGTH else f"{text[:_INPUT_LENGTH]} …"
+
+
+def _took(since: str | None, until: str | None) -> str:
+    """The seconds between two moments of the API; clocks of hosts may differ by a little."""
+    if not since or not until:
+        return ""
+    took = datetime.fromisoformat(until) - datetime.fromisoformat(since)
+    return f"{max(took.total_seconds(), 0.0):.3f} s"
 
 
 def _shorten(value: Any) -> str:

@@ -130,7 +130,7 @@ def submit(
         submitted = _submit_many(client, lines, quiet=json_) if lines else [_submit_one(client, wire)]
         _print_submitted(submitted, single=lines is None, json_=json_)
         if lines is None and not json_:
-            _warn_unserved(gateway, submitted[0].id)
+            warn_unserved(gateway, submitted[0].id)
         if watch_:
             status = watch_tasks(client, [task.id for task in submitted], json_=json_)
             if lines is None:
@@ -144,7 +144,7 @@ def _submit_one(client: SyncClient, wire: Mapping[str, Any]) -> Submitted:
     return submitted
 
 
-def _warn_unserved(gateway: str | None, task_id: int) -> None:
+def warn_unserved(gateway: str | None, task_id: int) -> None:
     """Tells on standard error that no worker is there for a new task; silent without an answer."""
     with suppress(PenstockError), open_client(gateway, patience_s=0, timeout_s=_WHY_S) as client:
         why = client.why(task_id)
@@ -185,7 +185,7 @@ def _print_submitted(submitted: Sequence[Submitted], *, single: bool, json_: boo
 @click.argument("task_id", type=Whole(1))
 @client_options
 def get(task_id: int, client: SyncClient, json_: bool) -> None:
-    """Shows one task with its context, result, attempts and callbacks."""
+    """Shows one task with its context, result, stages and callbacks."""
     task = client.get(task_id)
     if json_:
         print_document(task.raw)

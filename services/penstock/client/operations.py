@@ -8,13 +8,13 @@ import os
 import socket
 import uuid
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import orjson
 
 from penstock.client.arguments import priority_name
-from penstock.client.models import Operated, TaskFilter
+from penstock.client.models import Operated, Submitted, TaskFilter
 from penstock.client.transport import Document, Transport, pages, query_of, without_none
 from penstock.core.operations import Verb
 from penstock.core.task import Priority
@@ -26,8 +26,40 @@ KEY_PAGE_SIZE = 500
 MAX_POLL_S = 1.0
 
 
+class _Rerunner(Transport, Protocol):
+    """The parts of `Client` that a rerun uses."""
+
+    _read_result: Callable[..., Any]
+
+
 class OperationMethods:
     """The methods of `Client` for operators; the API's description defines the documents."""
+
+    async def rerun(
+        self: _Rerunner,
+        task_id: int,
+        *,
+        from_stage: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> Submitted:
+        """Submits a new task that begins in a stage of an ended task, with that stage's input.
+
+        Args:
+            task_id: the task that is run again.
+            from_stage: a stage that it has entered; None is its first one.
+            idempotency_key: a second call with the same key returns the first task; None is a
+                random one.
+
+        Raises:
+            NotFound: no task has this id.
+            RerunRefused: it has not ended, has not entered the stage, belongs to a flow, or the
+                input was not kept.
+        """
+        key = idempotency_key or f"auto-{uuid.uuid4().hex}"
+        body = orjson.dumps(without_none(**{"from": from_stage}, idempotency_key=key))
+        answer = await self._request("POST", f"/tasks/{task_id}/rerun", body)
+        created = idempotency_key is None or answer["created"]
+        return Submitted(answer["id"], created=created, read_result=self._read_result)
 
     async def operate(
         self: Transport,

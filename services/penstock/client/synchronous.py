@@ -148,6 +148,7 @@ class SyncClient:
     submit_flows = _blocking(Client.submit_flows)
     send_event = _blocking(Client.send_event)
 
+    rerun = _blocking(Client.rerun)
     operate = _blocking(Client.operate)
     operations = _iterating(Client.operations)
     operation = _blocking(Client.operation)

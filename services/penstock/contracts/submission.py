@@ -32,6 +32,7 @@ class Submission(TaskFields):
             replaces, also an empty one.
         traceparent: the span of the submission, if it is sampled; producers do not send it.
         context_digest: of the context, when the type compares contexts; producers do not send it.
+        rerun_of: the task that this one runs again; producers do not send it.
     """
 
     context: Context
@@ -40,6 +41,7 @@ class Submission(TaskFields):
     callbacks: tuple[Entry, ...] | None = None
     traceparent: str | None = None
     context_digest: bytes | None = None
+    rerun_of: int | None = None
 
     @classmethod
     def from_wire(cls, raw: Any) -> Submission:

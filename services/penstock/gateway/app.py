@@ -41,6 +41,7 @@ from penstock.gateway.submission_limiter import SubmissionLimiter
 from penstock.gateway.submissions import SubmissionRoutes
 from penstock.gateway.targets import TargetRoutes
 from penstock.gateway.task_logs import TaskLogRoutes
+from penstock.gateway.task_reruns import TaskRerunRoutes
 from penstock.gateway.tasks import TaskRoutes
 from penstock.gateway.types import TypeRoutes, keep_fresh
 from penstock.gateway.why import BacklogRoutes, TaskExplainer
@@ -130,6 +131,7 @@ def create_app(
             for routes in (
                 SubmissionRoutes(settings, pool, types, objects, definitions, limiter),
                 TaskRoutes(settings, pool, objects, producer, ends),
+                TaskRerunRoutes(pool, types, objects),
                 BacklogRoutes(pool, explainer),
                 TypeRoutes(settings, pool, types),
                 ConcurrencyKeyRoutes(pool),

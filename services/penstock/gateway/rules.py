@@ -25,6 +25,7 @@ RULES: Mapping[str, Action | None] = {
     "DELETE /tasks/{id}/logs": Action.OPERATE,
     "POST /logs": Action.WORK,
     "POST /tasks/{id}/cancel": Action.OPERATE,
+    "POST /tasks/{id}/rerun": Action.OPERATE,
     "GET /backlog": Action.READ,
     "GET /owners": Action.READ,
     "GET /workers": Action.READ,

@@ -21,6 +21,8 @@ __all__ = ["detail", "pick", "resolved", "summary"]
 # The largest context that an answer has. While it is checked, its values take several times its
 # bytes.
 MAX_CONTEXT_BYTES = 16 * 1024 * 1024
+# The inputs of stages that an answer has, together: a task may enter thousands of stages.
+MAX_INPUT_BYTES = 16 * 1024
 
 
 def pick(row: Mapping[str, Any] | asyncpg.Record, columns: Sequence[str]) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def pick(row: Mapping[str, Any] | asyncpg.Record, columns: Sequence[str]) -> dic
 
 
 async def detail(row: Mapping[str, Any], objects: ObjectStore | None) -> dict[str, Any]:
-    """A task with its context, result, attempts and callbacks.
+    """A task with its context, result, attempts, timeline and callbacks.
 
     Args:
         row: a row of `penstock.postgres.tasks.get`.
@@ -38,7 +40,7 @@ async def detail(row: Mapping[str, Any], objects: ObjectStore | None) -> dict[st
     Raises:
         ObjectsUnavailable: the object store is unavailable.
     """
-    document = documents.detail(row)
+    document = documents.detail(row, MAX_INPUT_BYTES)
     if objects is not None:
         for name in ("context", "result"):
             context = context_of(row, name)

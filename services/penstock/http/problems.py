@@ -31,6 +31,7 @@ from penstock.errors import (
     OtherDeployment,
     PenstockError,
     RecoveryRefused,
+    RerunRefused,
     Throttled,
     TooLarge,
     Unauthenticated,
@@ -94,6 +95,7 @@ KINDS = (
     ProblemKind("forbidden", 403, "Not allowed", Forbidden),
     ProblemKind("not-found", 404, "Not found", NotFound),
     ProblemKind("recovery-refused", 409, "The flow cannot be recovered now", RecoveryRefused),
+    ProblemKind("rerun-refused", 409, "The task cannot be run again from this stage", RerunRefused),
     ProblemKind("conflict", 409, "Not possible in this state", Conflict),
     ProblemKind("other-deployment", 421, "Another deployment", OtherDeployment),
     ProblemKind("throttled", 429, "Too many requests", Throttled),
@@ -112,8 +114,8 @@ class Problem:
         detail: one sentence about this occurrence.
         instance: the path of the request, or the id of an entry in the log.
         errors: one entry for each fault.
-        code: why a recovery is refused.
-        nodes: the nodes in the way of a recovery.
+        code: why a recovery or a rerun is refused.
+        nodes: the nodes in the way of a recovery; None if it is none.
     """
 
     type: str
@@ -123,7 +125,7 @@ class Problem:
     instance: str = ""
     errors: tuple[Mapping[str, str], ...] = ()
     code: str = ""
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] | None = None
 
     def encode(self) -> bytes:
         """The body."""
@@ -138,7 +140,9 @@ class Problem:
         if self.errors:
             document["errors"] = list(self.errors)
         if self.code:
-            document |= {"code": self.code, "nodes": list(self.nodes)}
+            document["code"] = self.code
+        if self.nodes is not None:
+            document["nodes"] = list(self.nodes)
         return orjson.dumps(document)
 
 
@@ -153,8 +157,8 @@ def problem_of(error: PenstockError, instance: str) -> Problem | None:
                 detail=detail_of(error),
                 instance=instance,
                 errors=tuple(_entries(error)),
-                code=error.code if isinstance(error, RecoveryRefused) else "",
-                nodes=error.nodes if isinstance(error, RecoveryRefused) else (),
+                code=error.code if isinstance(error, RecoveryRefused | RerunRefused) else "",
+                nodes=error.nodes if isinstance(error, RecoveryRefused) else None,
             )
     return None
 
@@ -215,6 +219,8 @@ def _error_of(status: int, body: bytes) -> PenstockError:
     if error is RecoveryRefused:
         nodes = [str(node) for node in document.get("nodes") or ()]
         return RecoveryRefused(detail, code=str(document.get("code", "")), nodes=nodes)
+    if error is RerunRefused:
+        return RerunRefused(detail, code=str(document.get("code", "")))
     if not issubclass(error, Invalid):
         return error(detail)
     if len(entries) > 1:

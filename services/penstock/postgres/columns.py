@@ -61,6 +61,7 @@ COLUMNS = (
     Column(name="flow_node", shown=False),
     Column(name="flow_generation", shown=False),
     Column(name="flow_item", shown=False),
+    Column(name="rerun_of", parameter="bigint"),
     Column(name="worker"),
     Column(name="pausing", in_history=False),
     Column(name="due_at", parameter="timestamptz", in_history=False),

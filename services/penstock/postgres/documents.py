@@ -12,6 +12,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.task import Priority
 from penstock.postgres.columns import SHOWN
 from penstock.postgres.tasks import context_of, flow_of
+from penstock.postgres.timeline import timeline
 
 _ATTEMPT_COLUMNS = ("step", "attempt", "stage", "outcome", "worker", "started_at", "finished_at")
 _CALLBACK_COLUMNS = ("id", "target", "state", "attempt", "error", "due_at", "created_at", "finished_at")
@@ -37,11 +38,12 @@ def summary(row: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-def detail(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole document of a task; large contexts and results are references.
+def detail(row: Mapping[str, Any], inline_bytes: int | None = None) -> dict[str, Any]:
+    """The whole document of a task; large contexts, inputs and results are references.
 
     Args:
         row: a row of `penstock.postgres.tasks.get`.
+        inline_bytes: for `timeline`.
     """
     document = summary(row)
     document["error"] = _error(row)
@@ -61,6 +63,7 @@ def detail(row: Mapping[str, Any]) -> dict[str, Any]:
         }
         for attempt in row["attempts"]
     ]
+    document["timeline"] = timeline(row, inline_bytes)
     document["callbacks_owed"] = [
         {name: callback[name] for name in _CALLBACK_COLUMNS} for callback in row["callbacks_owed"]
     ]

@@ -19,7 +19,7 @@ from penstock.errors import LockConflict, PostgresUnavailable
 from penstock.postgres.queries import fetch, fetchval
 from penstock.postgres.session import Session
 
-_MOMENTS = ("started_at", "finished_at", "due_at", "created_at", "updated_at", "tick")
+_MOMENTS = ("queued_at", "started_at", "finished_at", "due_at", "created_at", "updated_at", "tick")
 # More than all partitions.
 _ALL = 100_000
 

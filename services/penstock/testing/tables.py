@@ -28,8 +28,7 @@ from penstock.errors import IdempotencyConflict, NotFound
 from penstock.postgres.advance import Ending
 from penstock.postgres.tasks import Existing
 from penstock.testing.clock import Clock
-from penstock.testing.database import Row
-from penstock.testing.task_rows import FlowPlace, TaskRow, encode_error
+from penstock.testing.task_rows import FlowPlace, TaskRow, attempt_row
 
 _WITH_ERROR = frozenset({State.FAILED, State.SCHEDULED, State.QUARANTINED})
 
@@ -167,7 +166,8 @@ class Tasks:
         )
 
     def _queued(self, task_type: TaskType, row: TaskRow, level: int | None) -> ReadyTask:
-        row.state, row.due_at, row.updated_at = after(row.state, Transition.RELEASED), None, self._clock.now
+        row.state, row.due_at = after(row.state, Transition.RELEASED), None
+        row.queued_at = row.updated_at = self._clock.now
         if level is None:
             level = row.flow.priority if row.flow is not None else int(row.priority)
         ready = ReadyTask(
@@ -186,11 +186,8 @@ class Tasks:
         """Notes that a worker runs an attempt, unless it is not the current one any more."""
         row = self.rows[attempt_id.task_id]
         if row.attempt_id == attempt_id and row.state in IN_FLIGHT:
-            row.state, row.worker, row.updated_at = (
-                after(row.state, Transition.CLAIMED),
-                worker,
-                self._clock.now,
-            )
+            row.state, row.worker = after(row.state, Transition.CLAIMED), worker
+            row.started_at = row.updated_at = self._clock.now
 
     def retry_state(self, task_id: int) -> RetryState | None:
         """The fields that decide about a failure or loss; None for a task that is not in flight."""
@@ -233,6 +230,7 @@ class Tasks:
         fence, conclusion = ending.fence, ending.conclusion
         row, now = self.rows[fence.id], self._clock.now
         before, state = row.state, stored_state(conclusion)
+        row.attempts.append(attempt_row(row, ending, started_at, now))
         pausing = row.pausing or row.state is State.PAUSED
         row.state, row.pausing = state_after_attempt(state, pausing=pausing), False
         row.stage, row.step, row.attempt = conclusion.stage, conclusion.step, conclusion.attempt
@@ -243,20 +241,9 @@ class Tasks:
             row.context = ending.context
         row.result = ending.context if ending.outcome is Outcome.DONE else None
         row.error = ending.error if state in _WITH_ERROR else None
-        row.worker, row.updated_at = None, now
+        row.worker = row.queued_at = row.started_at = None
+        row.updated_at = now
         row.finished_at = now if row.state in FINAL else None
-        row.attempts.append(
-            Row(
-                step=fence.step,
-                attempt=fence.attempt,
-                stage=fence.stage,
-                outcome=ending.outcome,
-                worker=ending.worker,
-                error=encode_error(ending.error),
-                started_at=started_at,
-                finished_at=now,
-            )
-        )
         if row.state in FINAL:
             self._finish(row, before)
         else:

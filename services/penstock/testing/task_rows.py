@@ -12,10 +12,12 @@ import orjson
 from penstock.contracts.context import Context
 from penstock.contracts.result import Failure
 from penstock.core.attempt import AttemptId
-from penstock.core.completion import Fence
+from penstock.core.completion import SUSPENDING, Fence, Outcome
 from penstock.core.task import Priority, State
+from penstock.postgres.advance import Ending
 from penstock.postgres.columns import SHOWN
 from penstock.postgres.tasks import encode_ref
+from penstock.postgres.timeline import SAME_INPUT
 from penstock.testing.database import Row
 
 
@@ -70,6 +72,9 @@ class TaskRow:
     finished_at: datetime | None = None
     worker: str | None = None
     pausing: bool = False
+    queued_at: datetime | None = None
+    started_at: datetime | None = None
+    rerun_of: int | None = None
     # As in the column.
     callbacks: Sequence[str] | None = None
     flow: FlowPlace | None = None
@@ -111,9 +116,31 @@ def columns_of(row: TaskRow) -> Row:
         error=encode_error(row.error),
         flow=orjson.dumps(flow).decode() if flow else None,
         **{f"flow_{name}": value for name, value in flow.items()},
+        queued_at=row.queued_at,
+        started_at=row.started_at,
         attempts=row.attempts,
         # A pipeline calls nothing.
         callbacks_owed=[],
+    )
+
+
+def attempt_row(row: TaskRow, ending: Ending, started_at: datetime | None, finished_at: datetime) -> Row:
+    """The history of an attempt, from the row of its task before its end."""
+    leaves = ending.outcome is Outcome.NEXT or ending.outcome in SUSPENDING
+    replaces = leaves and (ending.outcome is not Outcome.NEXT or ending.context is not None)
+    return Row(
+        step=ending.fence.step,
+        attempt=ending.fence.attempt,
+        stage=ending.fence.stage,
+        outcome=ending.outcome,
+        worker=ending.worker,
+        error=encode_error(ending.error),
+        queued_at=row.queued_at,
+        started_at=row.started_at if ending.outcome is Outcome.EXPIRED else started_at,
+        finished_at=finished_at,
+        input_type=row.context.content_type.value if replaces else SAME_INPUT if leaves else None,
+        input=row.context.data if replaces else None,
+        input_ref=encode_ref(row.context.ref) if replaces else None,
     )
 
 

@@ -51,6 +51,28 @@ async def set_state(database: str, state: str, *ids: int) -> None:
     await connection.close()
 
 
+async def test_a_task_is_rerun(penstock: Invoke) -> None:
+    """F3, O8: an ended task is run again from a stage; a refusal says why."""
+    [first] = documents(await penstock("submit", "media", "--context", '{"n": 1}', "--json"))
+    task = str(first["id"])
+    refused = await penstock("tasks", "rerun", task)
+    assert refused.exit_code == 3
+    assert f"task {task} is ready: wait for its end, or cancel it first" in refused.stderr
+    await penstock("cancel", task)
+    assert (
+        "has not entered stage 'cut', but probe"
+        in (await penstock("tasks", "rerun", task, "--from", "cut")).stderr
+    )
+    options = ("--from", "probe", "--idempotency-key", "again")
+    [again] = documents(await penstock("tasks", "rerun", task, *options, "--json"))
+    [shown] = documents(await penstock("get", str(again["id"]), "--json"))
+    assert (shown["context"], shown["rerun_of"], shown["stage"]) == ({"n": 1}, first["id"], "probe")
+    existed = (await penstock("tasks", "rerun", task, *options)).stdout
+    assert existed == f"task {again['id']} existed already, with the same idempotency key\n"
+    text = (await penstock("tasks", "rerun", task)).stdout
+    assert text.endswith(f"submitted: it runs task {task} again\n")
+
+
 async def test_types_are_registered_and_listed(penstock: Invoke) -> None:
     """T2, O8: types are registered, shown and listed, as text and as JSON."""
     assert (await penstock("types")).stdout.splitlines()[1].split()[:2] == ["media", "probe"]

@@ -181,6 +181,7 @@ def request_of(route: str, resources: Resources, *, dry: bool) -> tuple[str, Any
         "DELETE /tasks/{id}/logs": (f"/tasks/{task}/logs", None),
         "POST /logs": ("/logs", {"worker": "w", "chunks": [{**CHUNK, "id": task}]}),
         "POST /tasks/{id}/cancel": (f"/tasks/{task}/cancel", None),
+        "POST /tasks/{id}/rerun": (f"/tasks/{task}/rerun", {"idempotency_key": "again"}),
         "GET /backlog": (f"/backlog?type={name}", None),
         "GET /owners": ("/owners", None),
         "GET /workers": (f"/workers?type={name}", None),
@@ -311,9 +312,10 @@ async def test_every_route_checks_role_and_namespace(caller, routes, database):
     before = await state_of(database, FOREIGN)
 
     def is_ending(route: str) -> bool:
-        return "cancel" in route or "DELETE" in route
+        return "cancel" in route or "DELETE" in route or route == "POST /tasks/{id}/rerun"
 
-    # Routes that cancel or remove come last, because the other requests need live tasks.
+    # Routes that cancel or remove come last, because the other requests need live tasks. A rerun
+    # needs an ended one.
     calls = [(name, True) for name in DRY_RUN_ROUTES] + [(name, False) for name in names]
     for route, dry in sorted(calls, key=lambda one: (is_ending(one[0]), one[0], not one[1])):
         action = RULES[route]

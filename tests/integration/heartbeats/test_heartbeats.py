@@ -99,6 +99,9 @@ async def test_a_lease_expires_without_heartbeats_and_lasts_with_them(settings, 
     found = await tasks.get(pool, silent[0])
     assert (found["attempt"], found["losses"], found["failures"]) == (1, 1, 0)
     assert [(a["outcome"], a["worker"]) for a in found["attempts"]] == [("expired", "a")]
+    # The claim gives the attempt a start: a lost worker reports none.
+    [lost] = found["attempts"]
+    assert lost["queued_at"] <= lost["started_at"] <= lost["finished_at"]
     assert "no heartbeat from worker a" in found["attempts"][0]["error"]
 
 

@@ -36,7 +36,7 @@ RETAIN_DAYS = 30.0
 # Columns of `task` that history omits, and columns that history adds.
 LIVE_COLUMNS = {
     *("lease_partition", "lease_ms", "max_attempts", "pausing", "tracked", "due_at", "traceparent"),
-    *("flow_root_id", "flow_priority"),
+    *("flow_root_id", "flow_priority", "queued_at", "started_at"),
 }
 ADDED_COLUMNS = {"attempts", "callbacks_owed", "moved_at"}
 

@@ -32,8 +32,11 @@ TASK_FIELDS = {
     *("id", "type", "state", "stage", "step", "attempt", "priority", "key", "idempotency_key", "events"),
     *("labels", "worker", "pausing", "callbacks", "callbacks_owed", "due_at", "created_at", "updated_at"),
     *("finished_at", "error", "content_type", "context", "result_type", "result", "flow", "attempts"),
+    *("timeline", "rerun_of"),
 }
 ATTEMPT_FIELDS = {"step", "attempt", "stage", "outcome", "worker", "error", "started_at", "finished_at"}
+STEP_FIELDS = {"step", "stage", "input_type", "input_size", "input", "attempts"}
+STEP_ATTEMPT_FIELDS = {"attempt", "outcome", "worker", "queued_at", "started_at", "finished_at", "error"}
 FLOW_FIELDS = {
     *("id", "root_id", "name", "version", "versions", "status", "paused", "stop", "generation", "unfinished"),
     *("live", "unsuccessful", "priority", "idempotency_key", "events", "callbacks", "labels", "schedule"),
@@ -79,9 +82,28 @@ async def test_documents_have_the_same_fields(kit):
         task = await pipeline.get(run.node("only")["task"]["id"])
         assert set(task.task.raw) == TASK_FIELDS
         assert set(task.task.raw["attempts"][0]) == ATTEMPT_FIELDS
+        assert set(task.task.raw["timeline"][0]) == STEP_FIELDS
+        assert set(task.task.raw["timeline"][0]["attempts"][0]) == STEP_ATTEMPT_FIELDS
         assert set(task.task.raw["flow"]) == {"id", "node", "generation"}
         assert set(run.flow.raw) == FLOW_FIELDS
         assert set(run.node("only")) == NODE_FIELDS
+
+
+async def test_the_timeline_has_the_input_of_each_stage(kit):
+    order = stage(kit, "order.check", ValueError("no"), Next("charge"))
+    stage(kit, "order.charge", Next("ship", {"paid": 5}))
+    stage(kit, "order.ship", Done(1))
+    async with kit(types={order: QUICK}) as pipeline:
+        run = await pipeline.run(order, {"amount": 5})
+        assert [
+            (step["step"], step["stage"], step["input"], [each["outcome"] for each in step["attempts"]])
+            for step in run.task.raw["timeline"]
+        ] == [
+            (0, "check", {"amount": 5}, ["fail", "next"]),
+            # The first stage has handed its input on.
+            (1, "charge", {"amount": 5}, ["next"]),
+            (2, "ship", {"paid": 5}, ["done"]),
+        ]
 
 
 async def test_retries_and_their_end(kit):
@@ -312,7 +334,7 @@ async def test_a_task_waits_for_an_event(kit, early):
         await pipeline.send_event(kit.name("approved"), {"by": "nobody"}, key="other")
         if early:
             assert await pipeline.send_event(kit.name("approved"), {"by": "ana"}, key="k", id=kit.name("e1"))
-        run = await pipeline.submit(order)
+        run = await pipeline.submit(order, {"to": "ask"})
         if not early:
             await pipeline.until(run, lambda run: run.state == "waiting")
             assert await pipeline.send_event(kit.name("approved"), {"by": "ana"}, key="k", id=kit.name("e1"))
@@ -320,6 +342,7 @@ async def test_a_task_waits_for_an_event(kit, early):
         await pipeline.until(run, lambda run: run.ended)
         assert run.result == {"context": {"n": 1}, "event": {"by": "ana"}, "timed_out": False}
         assert run.outcomes == ["wait", "done"]
+        assert [step["input"] for step in run.task.raw["timeline"]] == [{"to": "ask"}, run.context]
 
 
 async def test_a_wait_ends_at_its_timeout_and_with_its_task(kit):

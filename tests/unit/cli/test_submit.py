@@ -32,7 +32,7 @@ def test_submit_and_watch_prints_the_result_or_the_error(
 
     monkeypatch.setattr("penstock.client.Client._request", answer)
     monkeypatch.setattr("penstock.cli.tasks._submit_one", lambda *_arguments: Submitted(id=7, created=True))
-    monkeypatch.setattr("penstock.cli.tasks._warn_unserved", lambda *_arguments: None)
+    monkeypatch.setattr("penstock.cli.tasks.warn_unserved", lambda *_arguments: None)
     monkeypatch.setattr("penstock.cli.tasks.watch_tasks", lambda *_arguments, **_options: status)
     outcome = CliRunner().invoke(cli, ["submit", "media", "--watch", "--gateway", "http://127.0.0.1:1"])
     assert outcome.exit_code == status, outcome.output

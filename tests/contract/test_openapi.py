@@ -136,7 +136,7 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
         *TaskLogRoutes(nothing, nothing).routes(),
         *LogReportRoutes(settings, nothing).routes(),
         *WorkerRoutes(settings, nothing, nothing, nothing, nothing, UnconfirmedTasks()).routes(),
-        *ListWorkersRoutes(settings, nothing, nothing).routes(),
+        *ListWorkersRoutes(settings, nothing, nothing, nothing).routes(),
         *PageRoutes(nothing, nothing, nothing).routes(),
     ]
     # The pattern behind a parameter's name is the router's business.

@@ -92,8 +92,10 @@ def status_table() -> str:
 
 
 def kept(config: TopicConfig) -> str:
-    days = int(config.configs["retention.ms"]) // 86_400_000
-    return "without limit" if days < 0 else f"{days} days"
+    hours = int(config.configs["retention.ms"]) // 3_600_000
+    if hours < 0:
+        return "without limit"
+    return f"{hours // 24} days" if hours >= 24 else f"{hours} h"
 
 
 def document() -> str:

@@ -21,6 +21,7 @@ from penstock.contracts.event import (
 from penstock.contracts.files import schemas_folder
 from penstock.contracts.flow_submission import FlowEvent, FlowSubmission
 from penstock.contracts.inbound_logs import decode_logs
+from penstock.contracts.inbound_workers import decode_statuses
 from penstock.contracts.parsing import parse
 from penstock.contracts.progress import headers_of
 from penstock.contracts.ready import ReadyTask
@@ -29,6 +30,7 @@ from penstock.contracts.result import Failure, StageResult, encode_results
 from penstock.contracts.revocation import Revocation
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import conform, problems
+from penstock.contracts.worker_status import encode_statuses
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId
 from penstock.errors import InvalidRecord
@@ -107,7 +109,14 @@ def through_progress(data):
     return value
 
 
+def through_statuses(data):
+    status, *over_http = decode_statuses(data)
+    [value] = encode_statuses(status, over_http)
+    return value
+
+
 ROUND_TRIPS = {
+    "worker-status": through_statuses,
     "task-logs": through_logs,
     "ready": lambda data: ReadyTask.decode(data).encode(),
     "heartbeat": lambda data: inbound.decode_heartbeat(data)[0].encode(),

@@ -30,21 +30,24 @@ class TypeMethods:
         self: Transport,
         type: str | None = None,  # noqa: A002 (the platform's word for it)
         *,
+        state: str | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """The workers of each type: documents with `type`, `rebalancing` and `workers`.
+        """The workers of each type: documents with `type`, `rebalancing`, `as_of` and `workers`.
 
-        Each worker has `id`, `kind` (worker, gateway or http), `host`, `stages`, `slots`,
-        `partitions` and `seen_at`; `WorkerRow` of the API's description explains them.
+        Each worker has `id`, `kind` (worker, gateway or http), `state` (running or lost), `host`,
+        `version`, `stages`, `slots`, `room`, `in_flight`, `partitions`, `seen_at` and `tasks`: what
+        became of those of a lost one. `WorkerRow` of the API's description explains them.
 
         Args:
             type: only this type.
+            state: only workers that are "running" or "lost"; None is both.
             limit: most types; None is all.
 
         Raises:
             NotFound: there is no such type.
         """
-        async for document in pages(self, "/workers", "types", query_of(type=type), limit, 100):
+        async for document in pages(self, "/workers", "types", query_of(type=type, state=state), limit, 100):
             yield document
 
     async def register_type(self: Transport, /, name: str, **settings: Any) -> Mapping[str, Any]:

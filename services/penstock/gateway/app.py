@@ -45,6 +45,7 @@ from penstock.gateway.task_reruns import TaskRerunRoutes
 from penstock.gateway.tasks import TaskRoutes
 from penstock.gateway.types import TypeRoutes, keep_fresh
 from penstock.gateway.why import BacklogRoutes, TaskExplainer
+from penstock.gateway.worker_tail import WorkerTail, status_sender
 from penstock.gateway.workers import ListWorkersRoutes
 from penstock.http.connection_guard import ConnectionCounts
 from penstock.http.listener import listen
@@ -55,6 +56,7 @@ from penstock.http.server import (
     same_origin_middleware,
 )
 from penstock.kafka.client.refusals import refused_by_topic
+from penstock.kafka.processing.worker_status import StatusSender
 from penstock.metrics import Sample
 from penstock.metrics.processing import refusal_samples
 from penstock.metrics.serving import serving, stand_in
@@ -114,6 +116,8 @@ def create_app(
             request_metrics = RequestMetrics()
             explainer = TaskExplainer(settings, pool)
             workers = WorkerRoutes(settings, pool, types, objects, producer, unconfirmed)
+            worker_tail = WorkerTail(settings)
+            status = status_sender(producer, workers)
             operations = OperationRoutes(settings, pool, producer, reruns)
             authentication = Authentication(settings, pool, types)
             app = web.Application(
@@ -147,7 +151,7 @@ def create_app(
                 TaskLogRoutes(pool, LogSource(settings, pool, objects, tail)),
                 log_reports,
                 workers,
-                ListWorkersRoutes(settings, pool, workers.seen),
+                ListWorkersRoutes(settings, pool, workers.seen, worker_tail.workers),
                 pages,
             ):
                 app.add_routes(admitted_first(routes.routes()))
@@ -166,10 +170,12 @@ def create_app(
 
             async with authentication, serving(settings, NAME, samples, pages.probes()):
                 await process.run_with_background(
-                    _serve(app, settings, workers, (ends, tail), stopping, started),
+                    _serve(app, settings, (workers, status), (ends, tail), stopping, started),
                     producer.run(),
                     ends.run(),
                     tail.run(),
+                    worker_tail.run(),
+                    status.run(),
                     log_reports.run(),
                     keep_fresh(settings, types),
                     operations.run(),
@@ -182,11 +188,12 @@ def create_app(
 async def _serve(
     app: web.Application,
     settings: GatewaySettings,
-    workers: WorkerRoutes,
+    of_workers: tuple[WorkerRoutes, StatusSender],
     waits: tuple[EndListener, LogTail],
     stopping: asyncio.Event,
     started: Callable[[int], None],
 ) -> None:
+    workers, status = of_workers
     runner = web.AppRunner(app, shutdown_timeout=STOP_S)
     await runner.setup()
     try:
@@ -200,6 +207,7 @@ async def _serve(
         await workers.close()
         await runner.cleanup()
         await workers.undelivered.close()
+        await status.say_stopped()
 
 
 async def _accept(

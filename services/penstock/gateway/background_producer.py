@@ -29,7 +29,7 @@ from penstock.kafka.client.sending import Record
 from penstock.kafka.processing.outbox import MAX_UNREVOKED, Publisher, send_all
 from penstock.kafka.processing.results import write_results
 from penstock.kafka.topology.binding import ensure_bound
-from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, Topic
+from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, WORKERS, Topic
 from penstock.postgres import outbox
 from penstock.postgres.deployment import deployment_id
 from penstock.settings import Kafka
@@ -115,6 +115,16 @@ class BackgroundProducer:
             await send_all(self.ensure_connected(), self._settings.prefix + topic.name, records)
         except Fatal as error:
             raise self._failed(error) from error
+
+    async def try_status(self, worker: str, value: bytes) -> None:
+        """Writes a record about this gateway once; a refusal does not end the gateway.
+
+        Raises:
+            KafkaUnavailable: it is not on Kafka.
+            KafkaRefused: this gateway may not write to the topic.
+        """
+        topic = self._settings.prefix + WORKERS.name
+        await send_all(self.ensure_connected(), topic, [(worker.encode(), value, [])])
 
     def _failed(self, error: Fatal) -> KafkaUnavailable:
         """Stops the gateway, whose producer cannot recover; returns the answer to the request."""

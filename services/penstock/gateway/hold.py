@@ -15,6 +15,7 @@ import asyncpg
 from aiohttp import ClientError, web
 
 from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results
 from penstock.contracts.task_type import TaskType
 from penstock.core.attempt import AttemptId
@@ -122,7 +123,7 @@ class WorkerRoutes:
         most = int(raw.get("max", 1))
         answer, lost = self._answers.asked(raw["worker"], raw["type"], request.headers.get(REQUEST_KEY))
         claimed, stale = repeatable(lost, most, asyncio.get_running_loop().time())
-        self.undelivered.add(raw["worker"], stale)
+        self._return(raw["worker"], stale)
         if not claimed.tasks:
             claimed = await self._consumer(task_type).hold(
                 raw["worker"],
@@ -132,7 +133,7 @@ class WorkerRoutes:
                 {stage: int(limit) for stage, limit in raw.get("max_attempts", {}).items()},
             )
         if answer.asked_again:
-            self.undelivered.add(raw["worker"], claimed.tasks)
+            self._return(raw["worker"], claimed.tasks)
             claimed = ClaimedTasks.none()
         if not claimed.tasks:
             request[NOTHING_CHANGED] = True
@@ -144,9 +145,16 @@ class WorkerRoutes:
         }
         response = respond(body)
         self._answers.keep(answer, claimed, response.content_length or 0)
+        # Before the response: its result may come while the rest of the response is written.
+        self.seen.took(raw["worker"], claimed.tasks, datetime.now(UTC))
         if not await _write_response(request, response) and answer.take():
-            self.undelivered.add(raw["worker"], claimed.tasks)
+            self._return(raw["worker"], claimed.tasks)
         return response
+
+    def _return(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
+        """Returns tasks that a worker did not receive."""
+        self.undelivered.add(worker, tasks)
+        self.seen.reported(worker, datetime.now(UTC), ended=[task.fence.attempt_id for task in tasks])
 
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: sends valid entries to Kafka, and reports the faults of others."""
@@ -166,14 +174,19 @@ class WorkerRoutes:
                 pointer="/results",
             )
         worker = raw["worker"]
-        self.seen.reported(worker, datetime.now(UTC))
         beats, by_index, rejected = parse_entries(entries)
+        self.seen.reported(
+            worker,
+            datetime.now(UTC),
+            beats={beat.attempt_id: beat.lease_ms for beat in beats},
+            ended=[result.fence.attempt_id for result in by_index.values()],
+        )
         foreign = await self._foreign_tasks(request, beats, by_index.values())
         # Tasks of other namespaces are handled like tasks that do not exist: results have no
         # effect, beats are answered "over".
         by_index = {index: result for index, result in by_index.items() if result.fence.id not in foreign}
-        lost = await self._lost_attempts(
-            worker, [beat.attempt_id for beat in beats if beat.attempt_id.task_id not in foreign]
+        lost = await _lost_attempts(
+            self._pool, worker, [beat.attempt_id for beat in beats if beat.attempt_id.task_id not in foreign]
         )
         lost |= {beat.attempt_id: "over" for beat in beats if beat.attempt_id.task_id in foreign}
         results, waiting = await store_contexts(self._pool, self._objects, by_index, rejected)
@@ -196,27 +209,10 @@ class WorkerRoutes:
         ids = {beat.attempt_id.task_id for beat in beats} | {result.fence.id for result in results}
         return frozenset(ids) - frozenset(await visible_ids(request, self._pool, sorted(ids)))
 
-    async def _lost_attempts(self, worker: str, attempt_ids: Sequence[AttemptId]) -> dict[AttemptId, str]:
-        """The attempts that the worker must stop, each with the reason."""
-        if not attempt_ids:
-            return {}
-        try:
-            holders = await leases.holders(self._pool, attempt_ids)
-        except PostgresUnavailable:
-            # Fail open: the worker keeps its leases while PostgreSQL is unavailable.
-            return {}
-        lost = {}
-        for attempt_id in attempt_ids:
-            holder = holders.get(attempt_id)
-            if holder is None:
-                lost[attempt_id] = "over"
-            elif holder.state == State.CANCELLED:
-                lost[attempt_id] = "cancelled"
-            elif holder.state not in IN_FLIGHT:
-                lost[attempt_id] = "over"
-            elif holder.worker not in (None, worker):
-                lost[attempt_id] = "taken over"
-        return lost
+    @property
+    def reading(self) -> list[str]:
+        """The types that this gateway reads for its workers now."""
+        return sorted(name for name, consumer in self._consumers.items() if not consumer.closed)
 
     def _consumer(self, task_type: TaskType) -> ReadyConsumer:
         consumer = self._consumers.get(task_type.name)
@@ -260,6 +256,31 @@ def _without_token(task: dict[str, Any]) -> dict[str, Any]:
     """The task for a worker over HTTP, whose reports the gateway proves."""
     task.pop("token", None)
     return task
+
+
+async def _lost_attempts(
+    pool: asyncpg.Pool[asyncpg.Record], worker: str, attempt_ids: Sequence[AttemptId]
+) -> dict[AttemptId, str]:
+    """The attempts that the worker must stop, each with the reason."""
+    if not attempt_ids:
+        return {}
+    try:
+        holders = await leases.holders(pool, attempt_ids)
+    except PostgresUnavailable:
+        # Fail open: the worker keeps its leases while PostgreSQL is unavailable.
+        return {}
+    lost = {}
+    for attempt_id in attempt_ids:
+        holder = holders.get(attempt_id)
+        if holder is None:
+            lost[attempt_id] = "over"
+        elif holder.state == State.CANCELLED:
+            lost[attempt_id] = "cancelled"
+        elif holder.state not in IN_FLIGHT:
+            lost[attempt_id] = "over"
+        elif holder.worker not in (None, worker):
+            lost[attempt_id] = "taken over"
+    return lost
 
 
 def _is_connected(request: web.Request) -> bool:

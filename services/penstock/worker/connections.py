@@ -11,6 +11,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.kafka.client.connection import make_producer, running
 from penstock.kafka.client.member_data import MemberData
+from penstock.kafka.processing.worker_status import StatusSender
 from penstock.worker.attempts import Attempts
 from penstock.worker.gateway_client import GatewayClient
 from penstock.worker.held_tokens import HeldTokens
@@ -21,6 +22,7 @@ from penstock.worker.pull import KafkaPuller
 from penstock.worker.readiness import Readiness
 from penstock.worker.registered import Registered
 from penstock.worker.revocations import listen
+from penstock.worker.status import status_sender
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,14 @@ class Connection:
         puller: makes the puller of a type.
         readers: the readers that run beside the pullers.
         tokens: of the attempts that the worker holds; a gateway gives out none.
+        status: makes what tells that the worker lives; None over HTTP, where the gateway tells it.
     """
 
     transport: KafkaTransport | HttpTransport
     puller: Callable[[str, Attempts, Handlers], KafkaPuller | HttpPuller]
     readers: Callable[[Attempts], list[Coroutine[Any, Any, None]]]
     tokens: HeldTokens
+    status: Callable[[Attempts], StatusSender] | None = None
 
 
 def _over_kafka(producer: AIOKafkaProducer, registered: Registered, worker_id: str) -> Connection:
@@ -53,11 +57,13 @@ def _over_kafka(producer: AIOKafkaProducer, registered: Registered, worker_id: s
         )
 
     tokens = HeldTokens()
+    transport = KafkaTransport(producer, registered.settings, worker_id, tokens)
     return Connection(
-        KafkaTransport(producer, registered.settings, worker_id, tokens),
+        transport,
         puller,
         lambda attempts: [listen(registered.settings, attempts.on_revoked)],
         tokens,
+        lambda attempts: status_sender(registered, worker_id, attempts.in_flight, transport),
     )
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
@@ -101,6 +102,15 @@ class InFlight:
     def type_of(self, attempt_id: AttemptId) -> str | None:
         """The type of an attempt; None when it is not in flight."""
         return self._attempts.get(attempt_id)
+
+    @property
+    def by_type(self) -> Counter[str]:
+        """How many attempts of each type are in flight."""
+        return Counter(self._attempts.values())
+
+    def first(self, most: int) -> list[tuple[AttemptId, str]]:
+        """Attempts in flight with their types, those that were taken first; at most so many."""
+        return list(islice(self._attempts.items(), most))
 
     def park(self, attempt_id: AttemptId) -> None:
         """Frees the room of an attempt whose handler has ended and whose result waits.

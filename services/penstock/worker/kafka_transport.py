@@ -14,7 +14,7 @@ from penstock.core.heartbeat_queue import Answer
 from penstock.errors import KafkaUnavailable, RecordsRefused
 from penstock.kafka.client.connection import translated
 from penstock.kafka.processing.results import write_results
-from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS
+from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, WORKERS
 from penstock.settings import Kafka
 from penstock.worker.held_tokens import HeldTokens
 
@@ -35,6 +35,7 @@ class KafkaTransport:
         self._producer = producer
         self._heartbeats = settings.prefix + HEARTBEATS.name
         self._results = settings.prefix + STAGE_RESULTS.name
+        self._workers = settings.prefix + WORKERS.name
         self._worker_id = worker_id
         self._tokens = tokens
         self._record_key = worker_id.encode()
@@ -77,6 +78,16 @@ class KafkaTransport:
             waiting_for=f"write to {self._results}",
             backoff=WORKER_BACKOFF,
         )
+
+    async def send_status(self, value: bytes) -> None:
+        """Writes a record about this worker once, because the next one makes up for a lost one.
+
+        Raises:
+            KafkaUnavailable: it is not on Kafka.
+            KafkaRefused: this worker may not write to the topic.
+        """
+        with translated():
+            await self._producer.send_and_wait(self._workers, value, key=self._record_key)
 
     async def _write_heartbeat(self, heartbeat: Heartbeat) -> None:
         headers = heartbeat.headers() + self._tokens.headers(heartbeat.tasks)

@@ -16,6 +16,7 @@ from penstock import process
 from penstock.contracts.progress import Progress
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
+from penstock.kafka.processing.worker_status import StatusSender
 from penstock.objects import ObjectStore
 from penstock.worker.attempts import Attempts
 from penstock.worker.connections import connected
@@ -157,8 +158,9 @@ class PlatformClient:
             pullers = [connection.puller(name, attempts, handlers) for name in sorted(registered.limits)]
             if self._shipper is not None:
                 shipping = [ship(self._shipper, registered.settings, worker_id)]
+            status = connection.status(attempts) if connection.status else None
             await process.run_with_background(
-                self._work(handlers, process.run_all(*(puller.run() for puller in pullers))),
+                self._work(handlers, process.run_all(*(puller.run() for puller in pullers)), status),
                 self._results.run(),
                 heartbeats.run(),
                 attempts.unclaimed.run(),
@@ -166,17 +168,22 @@ class PlatformClient:
                 self._serve_suspects(handlers),
                 *connection.readers(attempts),
                 *shipping,
+                *([status.run()] if status else []),
                 # Guards this loop; handlers may block theirs for any time.
                 process.watch_loop(process.STALL_S),
             )
 
-    async def _work(self, handlers: Handlers, pulling: Coroutine[Any, Any, None]) -> None:
+    async def _work(
+        self, handlers: Handlers, pulling: Coroutine[Any, Any, None], status: StatusSender | None
+    ) -> None:
         await until(self._stopping, pulling)
         handlers.end_pulling()
         await self._drained.wait()
         await self._results.wait_sent(self._store_s)
         if self._shipper is not None:
             await self._shipper.drain(LOGS_S)
+        if status is not None:
+            await status.say_stopped()
 
     async def _serve_suspects(self, handlers: Handlers) -> None:
         while True:

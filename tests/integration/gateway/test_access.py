@@ -27,7 +27,7 @@ from penstock.gateway.access import GRANT
 from penstock.gateway.rules import RULES
 from penstock.kafka.client.connection import make_consumer, running
 from penstock.kafka.topology.creation import create_topics
-from penstock.kafka.topology.topics import EVENTS, HEARTBEATS, REVOKED, STAGE_RESULTS, TASK_LOGS
+from penstock.kafka.topology.topics import EVENTS, HEARTBEATS, REVOKED, STAGE_RESULTS, TASK_LOGS, WORKERS
 from penstock.metrics.server import readiness
 from penstock.postgres import api_keys, audit
 from penstock.postgres.connection import open_pool
@@ -75,7 +75,7 @@ async def routes(monkeypatch):
 @pytest.fixture
 async def caller(routes, kafka_servers, prefix, database, tmp_path):
     # The gateway publishes to these topics; a missing topic delays its stop.
-    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [EVENTS, REVOKED, TASK_LOGS])
+    await create_topics(Kafka(kafka=kafka_servers, prefix=prefix), [EVENTS, REVOKED, TASK_LOGS, WORKERS])
     async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as caller:
         yield caller
 

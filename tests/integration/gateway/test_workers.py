@@ -4,15 +4,19 @@ import asyncio
 
 import pytest
 from tests.integration.cli.test_cli import penstock
+from tests.support.api_keys import gateway_with_keys, make_key
 from tests.support.gateways import running_gateway
 from tests.support.invoking import documents
-from tests.support.services import running_service
+from tests.support.services import running_service, write
 from tests.support.waiting import wait_until
 
+from penstock import __version__
 from penstock.client import Client, SyncClient
 from penstock.core.why import WaitReason
-from penstock.errors import NotFound
+from penstock.errors import KafkaUnavailable, NotFound
 from penstock.gateway import why as gateway_why
+from penstock.gateway import workers as gateway_workers
+from penstock.kafka.topology.topics import WORKERS
 from penstock.postgres import types
 from penstock.worker import Done, Next, Worker, WorkerSettings
 
@@ -60,11 +64,12 @@ async def test_the_workers_of_a_type_are_listed(system):
                 found = await listed()
                 return (
                     found
-                    if {len(each["partitions"]) for each in found.values()} == {1} and len(found) == 2
+                    if {len(each["partitions"] or ()) for each in found.values()} == {1} and len(found) == 2
                     else None
                 )
 
             found = await wait_until(both_have_a_partition)
+            assert {each["state"] for each in found.values()} == {"running"}
             assert found[one.id]["stages"] == ["middle", "start"]
             assert found[two.id]["stages"] == ["start"]
             assert (found[one.id]["slots"], found[two.id]["slots"]) == (7, 9)
@@ -74,6 +79,7 @@ async def test_the_workers_of_a_type_are_listed(system):
         async def is_empty():
             return not await listed()
 
+        # They have said that they end, so none of them is lost.
         await wait_until(is_empty, what="the workers have left")
         remote = make_worker(system, "start", worker_gateway=system.gateway.url)
         async with running_service(remote.serve):
@@ -163,11 +169,11 @@ async def test_the_command_line_lists_workers(system, penstock, monkeypatch):
 
         async def listed():
             found = await penstock("workers")
-            return found.stdout if worker.id in found.stdout else None
+            # It is listed before it has partitions.
+            return found.stdout if worker.id in found.stdout and "0-1" in found.stdout else None
 
         text = await wait_until(listed)
         assert "middle, start" in text
-        assert "0-1" in text
         [document] = documents(await penstock("workers", "--type", "t", "--json"))
         assert [each["id"] for each in document["workers"]] == [worker.id]
 
@@ -176,3 +182,118 @@ async def test_the_command_line_lists_workers(system, penstock, monkeypatch):
                 return [each["type"] for each in client.workers()]
 
         assert await asyncio.to_thread(blocking) == ["media", "t"]
+        assert "type t: no lost worker" in (await penstock("workers", "--lost")).stdout
+
+
+async def test_workers_say_what_they_have_in_flight(system):
+    """H5: version, room, attempts in flight and last sign of life, on Kafka and over HTTP."""
+    finish = asyncio.Event()
+
+    def holding(**given):
+        worker = Worker(WorkerSettings(**system.where, objects="memory:///", **given))
+
+        @worker.stage("t.start")
+        async def handler(task):
+            await finish.wait()
+            return Done()
+
+        return worker
+
+    async def listed(worker):
+        [page] = (await system.gateway.get("/workers?type=t&state=running")).body["types"]
+        [found] = [each for each in page["workers"] if each["id"] == worker.id] or [None]
+        return found if found and found["in_flight"] == 2 else None
+
+    for given in ({"pool": 7}, {"worker_gateway": system.gateway.url}):
+        finish.clear()
+        worker = holding(**given)
+        async with running_service(worker.serve):
+            async with Client(system.gateway.url) as client:
+                tasks = await client.submit_many([{"type": "t", "context": None}] * 2)
+            found = await wait_until(lambda worker=worker: listed(worker), what="two attempts are in flight")
+            assert (found["tasks"], found["seen_at"] is None) == (None, False)
+            if "pool" in given:
+                assert (found["version"], found["slots"], found["room"] >= 5) == (__version__, 7, True)
+            finish.set()
+            async with Client(system.gateway.url) as client:
+                await client.wait([task.id for task in tasks])
+
+
+def status_of(worker, types, **given):
+    """The record of a worker that writes one every tenth of a second, so it is lost soon."""
+    return {"id": worker, "kind": "worker", "host": "h", "interval_s": 0.1, "types": types, **given}
+
+
+async def test_a_lost_worker_is_listed_with_what_became_of_its_tasks(system, where, penstock, monkeypatch):
+    """H5, O5: by a gateway that starts later, too. A record that names a task of another type shows
+    nothing of it, and a key sees only the types of its namespaces."""
+    await types.register(system.pool, types.TaskType(name="acme--t", partitions=1))
+    await types.register(system.pool, types.TaskType(name="acme--u", partitions=1))
+    ids = {
+        name: (await system.gateway.post("/tasks", {"type": name, "context": None})).body["id"]
+        for name in ("acme--t", "acme--u", "t")
+    }
+    await system.pool.execute(
+        "INSERT INTO attempt (task_id, step, attempt, stage, outcome, finished_at) VALUES ($1, 0, 0, 'start', 'expired', now())",
+        ids["acme--t"],
+    )
+    attempts = [[ids["acme--t"], 0, 0], [ids["acme--u"], 0, 0], [ids["t"], 0, 0], [2**40, 0, 0]]
+    held = {"acme--t": {"stages": ["start"], "in_flight": 4, "attempts": attempts}, "t": {"in_flight": 1}}
+    topic = where["prefix"] + WORKERS.name
+    await write(where["kafka"], topic, b"no status", status_of("lost", held), status_of("left", held))
+    await write(where["kafka"], topic, status_of("left", held, stopped=True))
+
+    async def lost(caller, **more):
+        pages = (await caller.get("/workers?state=lost", **more)).body["types"]
+        return {page["type"]: page["workers"] for page in pages if page["workers"]}
+
+    found = await wait_until(lambda: lost(system.gateway), what="the worker is lost")
+    assert {name: [each["id"] for each in workers] for name, workers in found.items()} == {
+        "acme--t": ["lost"],
+        "t": ["lost"],
+    }
+    [worker] = found["acme--t"]
+    assert (worker["in_flight"], worker["stages"], worker["partitions"]) == (4, ["start"], [])
+    [task] = worker["tasks"]
+    assert task == {
+        "id": ids["acme--t"],
+        "step": 0,
+        "attempt": 0,
+        "outcome": "expired",
+        "state": task["state"],
+    }
+    assert found["t"][0]["tasks"] == []
+    monkeypatch.setenv("PENSTOCK_GATEWAY", system.gateway.url)
+    assert "1 attempt expired, now" in " ".join((await penstock("workers", "--lost")).stdout.split())
+
+    objects = where["objects"].removeprefix("file://")
+    # Before the gateway starts, so that it knows the key.
+    _id, token = await make_key(where["postgres"], "reader", ["acme"])
+    async with gateway_with_keys(where["kafka"], where["prefix"], where["postgres"], objects) as later:
+        own = {"Authorization": f"Bearer {token}"}
+        found = await wait_until(lambda: lost(later, headers=own), what="a later gateway knows it")
+        assert list(found) == ["acme--t"]
+        assert [each["id"] for each in found["acme--t"][0]["tasks"]] == [ids["acme--t"]]
+
+
+async def test_the_list_stays_while_kafka_is_away(system, monkeypatch):
+    """H5: the gateway answers with what it knows, and says of when that is."""
+    worker = make_worker(system, "start")
+    async with running_service(worker.serve):
+
+        async def listed():
+            [page] = (await system.gateway.get("/workers?type=t")).body["types"]
+            by_id = {each["id"]: each for each in page["workers"]}
+            return page if worker.id in by_id and by_id[worker.id]["seen_at"] else None
+
+        await wait_until(listed)
+
+        async def away(_settings, _types):
+            raise KafkaUnavailable("no broker answers")
+
+        monkeypatch.setattr(gateway_workers, "members", away)
+        page = await listed()
+        assert page["rebalancing"] is False
+        assert page["as_of"] is not None
+        assert page["age_s"] >= 0
+        assert [each["partitions"] for each in page["workers"]] == [None]

@@ -20,8 +20,10 @@ from penstock.callbacks import app as callbacks
 from penstock.callbacks.settings import CallbacksSettings
 from penstock.checks.app import check
 from penstock.errors import KafkaRefused
+from penstock.gateway.worker_tail import WorkerTail
 from penstock.kafka.client.connection import admin_client, make_consumer, make_producer, running, translated
 from penstock.kafka.client.offset_reader import observing
+from penstock.kafka.processing.worker_status import StatusSender
 from penstock.kafka.topology import acls, topic_plan, topics
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.group_members import count, remove
@@ -29,6 +31,8 @@ from penstock.local import tools
 from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka, Platform
+from penstock.worker.held_tokens import HeldTokens
+from penstock.worker.kafka_transport import KafkaTransport
 
 pytestmark = pytest.mark.declared_topics
 
@@ -101,6 +105,12 @@ async def test_every_service_needs_only_its_access_list(secure_kafka, acl_prefix
         system.where = service_settings("worker")
         await system.work()
         await system.become(succeeded=2)
+
+        async def writes_signs_of_life():
+            [page] = (await gateway.get("/workers?type=t")).body["types"]
+            return [each for each in page["workers"] if each["kind"] == "worker" and each["seen_at"]]
+
+        await wait_until(writes_signs_of_life, what="the gateway reads signs of life of the worker")
         assert (await gateway.post("/tasks", {"type": "t", "context": 2})).status in (200, 201, 202)
         await system.become(succeeded=3)
         await heartbeats_evicts_a_lost_worker(service_settings)
@@ -223,3 +233,26 @@ async def test_kafka_acls_accepts_the_printed_commands(secure_kafka):
         for acl in entry_of_each_form
         for operation in acl.operations
     }
+
+
+async def test_a_missing_right_to_signs_of_life_ends_nothing(secure_kafka, acl_prefix, caplog):
+    """H5, O5: a worker and a gateway whose access lists are older than the topic log it, and the
+    worker's producer goes on."""
+    # A user who has no right to the topic.
+    settings = Kafka.load({}, **secure_kafka.service("producer"), prefix=acl_prefix)
+
+    def events():
+        return {getattr(record, "event", None) for record in caplog.records}
+
+    async with running(make_producer(settings)) as producer:
+        transport = KafkaTransport(producer, settings, "w", HeldTokens())
+        tail = WorkerTail(settings)
+        sender = StatusSender(lambda _stopped: [b"{}"], transport.send_status, every_s=3600.0)
+        both = [asyncio.create_task(tail.run()), asyncio.create_task(sender.run())]
+        await wait_until(lambda: {"worker_status_refused", "workers_unreadable"} <= events())
+        with translated():
+            await producer.send_and_wait(acl_prefix + topics.SUBMITTED.name, b"{}")
+        assert not any(task.done() for task in both)
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)

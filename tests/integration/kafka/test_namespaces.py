@@ -26,7 +26,7 @@ OWN = f"acme{SEPARATOR}a"
 # Of a namespace with a longer name, of another one, and of the default one.
 FOREIGN = (f"acme2{SEPARATOR}a", f"beta{SEPARATOR}acme", "plain")
 UNREADABLE = [topic for topic in topics.PLATFORM if topic is not topics.REVOKED]
-REPORTS = (topics.HEARTBEATS, topics.STAGE_RESULTS, topics.TASK_LOGS)
+REPORTS = (topics.HEARTBEATS, topics.STAGE_RESULTS, topics.TASK_LOGS, topics.WORKERS)
 UNWRITABLE = [topic for topic in topics.PLATFORM if topic not in REPORTS]
 
 Grant = Callable[..., Any]

@@ -13,6 +13,7 @@ from penstock.contracts import inbound, parsing
 from penstock.contracts.cloudevent import envelope
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.event import Callback, Event
+from penstock.contracts.inbound_workers import decode_statuses
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.rejected import encode_rejection, rejection_key
 from penstock.contracts.result import StageResult, encode_results, handed_back
@@ -187,6 +188,7 @@ def encode_rejection_of(fault, part):
         inbound.decode_callbacks,
         ReadyTask.decode,
         Revocation.decode,
+        decode_statuses,
         lambda data: Submission.from_wire(parsing.parse(data, exact=True)),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import cli
+from penstock.core.worker_list import KEEP_S
 from penstock.errors import SettingsError
 from penstock.kafka.topology import acls
 from penstock.kafka.topology.rights import PREFIXED
@@ -19,6 +20,7 @@ from penstock.kafka.topology.topics import (
     HEARTBEATS,
     PLATFORM,
     SUBMITTED,
+    WORKERS,
     ready,
 )
 from penstock.settings import Kafka
@@ -47,7 +49,9 @@ def test_every_topic_is_declared():
         assert found.partitions > 0
         assert found.configs["cleanup.policy"] == "delete"
         kept_ms = int(found.configs["retention.ms"])
-        assert kept_ms == -1 if topic is DEPLOYMENT else kept_ms >= 24 * 3600 * 1000
+        # Lost workers stay listed for an hour.
+        shortest_ms = KEEP_S * 1000 if topic is WORKERS else 24 * 3600 * 1000
+        assert kept_ms == -1 if topic is DEPLOYMENT else kept_ms >= shortest_ms
     assert config_of(Kafka(), ready("t", 3)).partitions == 3
 
 

@@ -41,6 +41,7 @@ from penstock.kafka.topology.topics import (
     STAGE_RESULTS,
     SUBMITTED,
     TASK_LOGS,
+    WORKERS,
 )
 
 # The prefix, behind the deployment's, of groups that users' own consumers of events may use.
@@ -80,7 +81,7 @@ _BY_SERVICE: dict[str, tuple[Right, ...]] = {
         on_ready_topics(READ),
         on_workers_groups(READ),
         *on_topics(READ, of=[REVOKED]),
-        *on_topics(WRITE, of=[HEARTBEATS, STAGE_RESULTS, TASK_LOGS]),
+        *on_topics(WRITE, of=[HEARTBEATS, STAGE_RESULTS, TASK_LOGS, WORKERS]),
     ),
     # An application that submits by Kafka.
     "producer": on_topics(WRITE, of=[SUBMITTED, FLOWS_SUBMITTED, FLOW_EVENTS_SUBMITTED]),

@@ -43,6 +43,7 @@ from penstock.kafka.topology.topics import (
     SUBMITTED_REJECTED,
     TASK_LOGS,
     TASK_LOGS_REJECTED,
+    WORKERS,
     Topic,
 )
 
@@ -93,13 +94,13 @@ class Service:
 # the others can finish it.
 SERVICES: Mapping[str, Service] = {
     # Publishes events of cancellations, writes for workers without Kafka, explains why a task
-    # waits, and shows the newest lines of task logs.
+    # waits, and shows workers and the newest lines of task logs.
     "gateway": Service(
         package="gateway",
         stop_order=0,
         writes=(HEARTBEATS, STAGE_RESULTS, *OUTBOX),
         also=(
-            *on_topics(READ, WRITE, of=[TASK_LOGS]),
+            *on_topics(READ, WRITE, of=[TASK_LOGS, WORKERS]),
             on_ready_topics(READ, CREATE),
             on_workers_groups(READ),
         ),

@@ -23,6 +23,7 @@ from penstock.kafka.topology.topics import (
     PLATFORM,
     READY,
     REVOKED,
+    WORKERS,
     Topic,
 )
 from penstock.settings import Kafka
@@ -199,7 +200,7 @@ def _contradictions(merged: dict[str, Any]) -> list[str]:
         )
     found += [
         f"topics.{topic.name}.partitions must be 1: {topic.fixed}"
-        for topic in (REVOKED, DEPLOYMENT)
+        for topic in (REVOKED, WORKERS, DEPLOYMENT)
         if topics[topic.name]["partitions"] != 1
     ]
     return found

@@ -103,6 +103,12 @@ TASK_LOGS_REJECTED = _declared(
     "task-logs.rejected", "Records of task logs that violate their contract.", REJECTION_BYTES
 )
 
+WORKERS = _declared(
+    "workers",
+    "Signs of life of workers and gateways.",
+    fixed="the stamps of its only partition are the clock by which a worker counts as lost",
+)
+
 DEPLOYMENT = _declared(
     "deployment",
     "The database that the prefix belongs to.",
@@ -130,6 +136,7 @@ PLATFORM = (
     CALLBACKS_RESULTS,
     TASK_LOGS,
     TASK_LOGS_REJECTED,
+    WORKERS,
     DEPLOYMENT,
 )
 

@@ -42,7 +42,8 @@ WHERE t.id = ANY ($id::bigint[]) AND a.task_id = ANY ($id::bigint[])
 -- a task that another transaction locks; a last row has the ids of these tasks. With `alone`,
 -- the row also has the tasks whose transitions may have events, and these tasks are not moved.
 -- The attempt that ends a stage keeps the stage's input, which the task loses. The input of the
--- last stage stays in the task.
+-- last stage stays in the task. Only the first 64 stages keep theirs: a task that loops for ever
+-- would have a row of history without a bound.
 WITH input AS (
     SELECT *
     FROM unnest({{$ended_attempt}}) AS i ({{ended_attempt}})
@@ -92,7 +93,7 @@ WITH input AS (
     RETURNING t.id, t.type, t.state, t.stage, t.step, t.attempt, t.idempotency_key, t.labels, t.callbacks, t.events,
               t.updated_at, t.traceparent, t.tracked, i.outcome, i.step AS from_step, i.stage AS from_stage, i.attempt AS from_attempt,
               i.worker AS by_worker, i.error AS why, i.started_ms, i.finished_ms,
-              i.outcome IN ('next', 'spawn', 'wait') AS leaves,
+              i.outcome IN ('next', 'spawn', 'wait') AND i.step < 64 AS leaves,
               i.outcome <> 'next' OR i.content_type IS NOT NULL AS replaces,
               CASE WHEN t.flow_id IS NOT NULL
                    THEN json_build_object('id', t.flow_id, 'node', t.flow_node, 'generation', t.flow_generation,

@@ -116,10 +116,12 @@ WHERE state = 'running'
 ORDER BY id LIMIT $1;
 
 -- name: waiting
--- Waiting tasks without anything that could wake them, behind an id ($1) up to another ($2).
+-- Waiting tasks without anything that could wake them, behind an id ($1) up to another ($2). With
+-- OFFSET 0 it looks flows up, and does not read all running ones for each range.
 SELECT t.id FROM task t
 WHERE t.id > $1 AND t.id <= $2 AND t.state = 'waiting'
-  AND NOT EXISTS (SELECT FROM flow f WHERE f.task_id = t.id AND f.task_step = t.step AND f.status = 'running')
+  AND NOT EXISTS (SELECT FROM flow f WHERE f.task_id = t.id AND f.task_step = t.step AND f.status = 'running'
+                  OFFSET 0)
 ORDER BY t.id;
 
 -- name: unsent

@@ -34,6 +34,9 @@ _LONGEST_PROBE = 12
 # that wait behind many others must not be published again and again.
 HORIZON = 3
 REPUBLISH = 6
+# Seconds. An outcome may wait for PostgreSQL, and a record for a lane.
+LEAST_HORIZON_S = 5.0
+LEAST_REPUBLISH_S = 2 * LONGEST_WAIT_S
 # Shares of the slots of the normal path.
 _HOST_SHARE = 0.4
 _SLOW_SHARE = 0.4
@@ -180,12 +183,13 @@ class CallbacksSettings(ProcessorSettings, Sweeping, Platform, Metered, Sealing)
     @property
     def horizon_s(self) -> float:
         """Seconds after which an attempt without a recorded outcome (after a crash) is repeated."""
-        return HORIZON * self.callback_timeout_s
+        return max(HORIZON * self.callback_timeout_s, LEAST_HORIZON_S)
 
     @property
     def republish_s(self) -> float:
         """Seconds after which a published callback is published again, if no process has begun."""
-        return REPUBLISH * self.callback_timeout_s
+        # A record may wait in memory, and must not be published again meanwhile.
+        return max(REPUBLISH * self.callback_timeout_s, LEAST_REPUBLISH_S)
 
     @property
     def host_slots(self) -> int:

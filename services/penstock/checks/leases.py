@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from aiokafka import TopicPartition
 
 from penstock.checks import in_transit
+from penstock.checks.kafka import Unread
 from penstock.checks.report import Offender, Offenders, Rule
 from penstock.checks.rule import GRACE_S, Candidates, Check, RowCheck, System, Writers
 from penstock.contracts.heartbeat import Kind
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 1_000_000
 # Seconds in which the heartbeats of the longest lease must be read.
 READ_S = 60.0
+# Seconds behind a lease in which the repair still expects a heartbeat.
+MARGIN_S = 5.0
+# The longest lease that it waits for.
+LONGEST_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,10 @@ class Silent(Check):
 
     No processor watches it, or its lease cannot expire. A processor that starts gives each attempt
     a whole new lease, so an attempt counts only after its lease and `GRACE_S` seconds.
+
+    The age of a heartbeat is a difference between two clocks, of which one may be wrong. So the
+    repair trusts none: it waits for a lease, and ends an attempt only if no heartbeat has arrived
+    meanwhile. Attempts with a lease above `LONGEST_S` stay findings.
     """
 
     rule = Rule.UNWATCHED
@@ -130,7 +139,6 @@ class Silent(Check):
 
     async def repair(self, writers: Writers, /) -> int:
         """See `Check`."""
-        # Once more: a worker that was cut off may be back.
         with suppress(TimeoutError):
             ends = [
                 ExpiredLease(
@@ -141,7 +149,7 @@ class Silent(Check):
                     # The row does not say whether its handler had begun.
                     begun=None,
                 )
-                for attempt_id, lease in (await self._find()).items()
+                for attempt_id, lease in (await self._watched()).items()
             ]
             return sum(
                 [
@@ -150,6 +158,29 @@ class Silent(Check):
                 ]
             )
         return 0
+
+    async def _watched(self) -> dict[AttemptId, _Lease]:
+        """The attempts of which no heartbeat arrives for a whole lease, by this process's timer.
+
+        Raises:
+            TimeoutError: too many attempts or heartbeats to tell.
+        """
+        topics = self.system.topics
+        leased = {each: lease for each, lease in (await self._find()).items() if lease.lease_s <= LONGEST_S}
+        if not leased:
+            return {}
+        begins = await topics.ends(HEARTBEATS.name)
+        wait_s = max(lease.lease_s for lease in leased.values()) + MARGIN_S
+        log.warning(
+            "Attempts without a heartbeat are watched for %.0f s before they expire",
+            wait_s,
+            extra={"event": "silent_watched", "attempts": len(leased), "seconds": wait_s},
+        )
+        await asyncio.sleep(wait_s)
+        ends = await topics.ends(HEARTBEATS.name)
+        arrived = {tp: Unread(begins[tp], end) for tp, end in ends.items() if begins.get(tp, end) < end}
+        await self._leave_out_heard(leased, arrived, None)
+        return await self._unended(leased, await topics.ends(STAGE_RESULTS.name))
 
     async def _find(self) -> dict[AttemptId, _Lease]:
         """The silent attempts that no result ends.
@@ -171,10 +202,18 @@ class Silent(Check):
             return {}
         # After the query: a result that ends one of these attempts is before these ends.
         ends = await self.system.topics.ends(STAGE_RESULTS.name)
-        await self._leave_out_heard(leased)
+        longest_s = max(lease.lease_s for lease in leased.values()) + GRACE_S
+        recent = await self.system.topics.newest(HEARTBEATS.name, sys.maxsize, longest_s)
+        await self._leave_out_heard(leased, recent, time.time())
+        return await self._unended(leased, ends)
+
+    async def _unended(
+        self, leased: Mapping[AttemptId, _Lease], ends: Mapping[TopicPartition, int]
+    ) -> dict[AttemptId, _Lease]:
+        """Those of some attempts that run still, once the results before some ends are applied."""
         if not leased or not await _are_committed(self.system, ends):
             return {}
-        holders = await leases.holders(pool, list(leased))
+        holders = await leases.holders(self.system.pool, list(leased))
         return {
             attempt_id: lease
             for attempt_id, lease in leased.items()
@@ -183,18 +222,25 @@ class Silent(Check):
             and holder.worker == lease.worker
         }
 
-    async def _leave_out_heard(self, leased: dict[AttemptId, _Lease]) -> None:
-        """Removes the attempts of which their workers have sent a claim or beat recently."""
-        now_s = time.time()
-        longest_s = max(lease.lease_s for lease in leased.values()) + GRACE_S
-        recent = await self.system.topics.newest(HEARTBEATS.name, sys.maxsize, longest_s)
-        async for record in self.system.topics.records(recent, READ_S):
+    async def _leave_out_heard(
+        self, leased: dict[AttemptId, _Lease], records: dict[TopicPartition, Unread], now_s: float | None
+    ) -> None:
+        """Removes the attempts of which their workers have sent a claim or beat.
+
+        Args:
+            leased: attempts.
+            records: heartbeats to read.
+            now_s: the present time, if the age of a record counts.
+        """
+        async for record in self.system.topics.records(records, READ_S):
+            if not leased:
+                break
             # A record that breaks its contract renews no lease.
             with suppress(Invalid):
                 heartbeat, _faults = decode_heartbeat(record.value or b"")
                 if heartbeat.kind is Kind.RELEASE:
                     continue
-                age_s = now_s - record.timestamp / 1000
+                age_s = 0.0 if now_s is None else now_s - record.timestamp / 1000
                 for attempt_id in heartbeat.tasks:
                     lease = leased.get(attempt_id)
                     if (

@@ -85,8 +85,10 @@ def waiting_s() -> dict[str, float]:
     found = dict.fromkeys(SERVERS, 0.0)
     # A copy: workers wait in two threads.
     for wait in tuple(_waits):
-        if wait.server and now_s < wait.ends_s:
-            found[wait.server] = max(found[wait.server], now_s - wait.since_s)
+        # Once: another thread may end the wait between two reads.
+        server = wait.server
+        if server and now_s < wait.ends_s:
+            found[server] = max(found[server], now_s - wait.since_s)
     return found
 
 

@@ -17,17 +17,19 @@ SCHEMA = "task-logs"
 
 
 def logs_of(record: Any, tokens: ReportTokens) -> list[Chunk]:
-    """The chunks of a record with headers.
+    """The chunks of a record with headers; those without the token of their attempt are left out.
 
     Raises:
-        InvalidRecord: the record breaks its schema, or lacks the token of one of its attempts.
+        InvalidRecord: the record breaks its schema, or has no chunk with its token.
         TooLarge: it is larger than any record of task logs.
     """
     chunks = decode_logs(record.value or b"")
     given = decode_tokens(dict(record.headers or ()).get(HEADER))
-    if tokens.unproven((chunk.run.attempt_id for chunk in chunks), given):
+    unproven = tokens.unproven({chunk.run.attempt_id for chunk in chunks}, given)
+    proven = [chunk for chunk in chunks if chunk.run.attempt_id not in unproven]
+    if chunks and not proven:
         raise unproven_report()
-    return chunks
+    return proven
 
 
 def decode_logs(data: bytes) -> list[Chunk]:

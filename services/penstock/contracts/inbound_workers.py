@@ -7,12 +7,15 @@ from typing import Any
 
 from penstock.contracts.parsing import parse
 from penstock.contracts.validation import conform
+from penstock.contracts.worker_status import RECORD_BYTES
 from penstock.core.attempt import AttemptId
 from penstock.core.worker_list import OfType, WorkerStatus
-from penstock.errors import InvalidRecord
+from penstock.errors import InvalidRecord, TooLarge
 
 # Name of the schema in schemas/messages.
 SCHEMA = "worker-status"
+# More than any record has; it may come compressed.
+MOST_BYTES = 2 * RECORD_BYTES
 
 
 def decode_statuses(data: bytes) -> list[WorkerStatus]:
@@ -22,6 +25,8 @@ def decode_statuses(data: bytes) -> list[WorkerStatus]:
         InvalidRecord: the record breaks `worker-status.schema.json`.
         TooLarge: it is larger than any such record.
     """
+    if len(data) > MOST_BYTES:
+        raise TooLarge(f"a record of {len(data):,} bytes; {MOST_BYTES:,} is the limit")
     raw = parse(data)
     try:
         conform(raw, SCHEMA)

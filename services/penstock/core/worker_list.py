@@ -8,7 +8,7 @@ most: while Kafka is away no record comes, and no worker may count as lost for t
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +25,9 @@ HOLD_S = 0.8 * INTERVAL_S
 KEEP_S = 3600.0
 # Workers in memory; the one that was silent for longest is forgotten first.
 MOST = 5_000
+# Bytes of their records. A worker says what it likes of itself, and must not fill the memory of
+# gateways.
+MOST_BYTES = 12 * 1024 * 1024
 
 Kind = Literal["worker", "gateway", "http"]
 
@@ -94,25 +97,30 @@ class WorkerList:
 
     Args:
         most: workers in memory.
+        most_bytes: of their records.
 
     Attributes:
         newest_ms: stamp of the newest record; None before the first one.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self._most = most
+        self._most_bytes = most_bytes
+        self._bytes: dict[str, int] = {}
+        self._total_bytes = 0
         # In the order of their records.
         self._workers: OrderedDict[str, tuple[WorkerStatus, int]] = OrderedDict()
         self.newest_ms: int | None = None
         self._read_s = 0.0
 
-    def add(self, statuses: Iterable[WorkerStatus], at_ms: int, now_s: float) -> None:
+    def add(self, statuses: Sequence[WorkerStatus], at_ms: int, now_s: float, size: int = 0) -> None:
         """Adds what a record says.
 
         Args:
             statuses: of the record.
             at_ms: the broker's stamp of the record, in milliseconds since 1970.
             now_s: when it was read, in seconds on a monotonic clock.
+            size: of the record, in bytes.
         """
         # Not the largest stamp: the clock of a broker may be set back.
         self.newest_ms, self._read_s = at_ms, now_s
@@ -124,8 +132,15 @@ class WorkerList:
                 continue
             self._workers[status.id] = status, seen_ms
             self._workers.move_to_end(status.id)
-        while len(self._workers) > self._most:
-            self._workers.popitem(last=False)
+            part = size // len(statuses)
+            self._total_bytes += part - self._bytes.get(status.id, 0)
+            self._bytes[status.id] = part
+        while len(self._workers) > self._most or self._total_bytes > self._most_bytes:
+            self._forget(next(iter(self._workers)))
+
+    def _forget(self, worker: str) -> None:
+        del self._workers[worker]
+        self._total_bytes -= self._bytes.pop(worker)
 
     def age_s(self, now_s: float) -> float | None:
         """Seconds since a record was read; None before the first one."""
@@ -150,7 +165,7 @@ class WorkerList:
             silent_s = (now_ms - seen_ms) / 1000
             lost = silent_s >= MISSED * status.interval_s
             if silent_s > KEEP_S or (lost and _has_left(status)):
-                del self._workers[worker]
+                self._forget(worker)
             elif not status.stopped:
                 seen = Seen(status, seen_ms, lost)
                 for name in status.types:

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.core.access import Grant, namespace_of
 from penstock.core.flow.outline import is_same
 from penstock.errors import Conflict, InvalidRecord
-from penstock.flows.scheduled import OF_TASKS, task_definition, task_input
+from penstock.flows.scheduled import OF_TASKS, check_input, task_definition, task_input
 from penstock.postgres import flow_definitions
 from penstock.postgres.types import TypeCache
 
@@ -53,8 +53,13 @@ async def as_flow(connection: Any, name: str, raw: Mapping[str, Any], actor: str
 
     Raises:
         Conflict: a user's definition has the name.
+        InvalidRecord: the expression is too large within the inputs of the flow.
         PostgresUnavailable: the database is unavailable.
     """
+    given = task_input(raw.get("input"))
+    if given is not None:
+        # Within the flow's inputs the expression is longer, and one level deeper.
+        check_input(given)
     newest = await flow_definitions.find(connection, name, None)
     if newest is not None and newest.definition.get("description") != OF_TASKS:
         raise Conflict(
@@ -72,4 +77,4 @@ async def as_flow(connection: Any, name: str, raw: Mapping[str, Any], actor: str
         version = newest.version + 1
     await flow_definitions.insert(connection, definition(version), actor)
     others = {field: value for field, value in raw.items() if field not in _OWN}
-    return {**others, "flow": name, "version": version, "input": task_input(raw.get("input"))}
+    return {**others, "flow": name, "version": version, "input": given}

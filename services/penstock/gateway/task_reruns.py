@@ -29,7 +29,7 @@ from penstock.gateway.visibility import task_not_found
 from penstock.http.server import refuse_unknown_parameters, respond
 from penstock.objects import ObjectStore
 from penstock.postgres import tasks
-from penstock.postgres.timeline import Step, steps_of
+from penstock.postgres.timeline import KEPT_INPUTS, Step, steps_of
 from penstock.postgres.types import TypeCache
 from penstock.submission import TaskKind
 from penstock.submission.kind import traced
@@ -120,8 +120,8 @@ def _repeated(row: Mapping[str, Any], stage: str | None, idempotency_key: str | 
     step = _entered(row, stage)
     if step.input is None:
         raise RerunRefused(
-            f"the input of stage {step.stage!r} of task {row['id']} was not kept, because the stage ended under a "
-            "version without timelines: submit a new task",
+            f"the input of stage {step.stage!r} of task {row['id']} was not kept: it is kept of the first "
+            f"{KEPT_INPUTS} stages, since the version with timelines. Submit a new task",
             code="input_not_kept",
         )
     return Submission(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from aiokafka import TopicPartition
+from aiokafka.errors import UnknownTopicOrPartitionError
 
 import penstock
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, retry_until_available
@@ -20,7 +21,7 @@ from penstock.contracts.inbound_workers import decode_statuses
 from penstock.contracts.worker_status import encode_statuses
 from penstock.core.position import Position
 from penstock.core.worker_list import HOLD_S, INTERVAL_S, KEEP_S, OfType, WorkerList, WorkerStatus
-from penstock.errors import Invalid, KafkaRefused
+from penstock.errors import Invalid, KafkaRefused, KafkaUnavailable
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.hold import WorkerRoutes
 from penstock.gateway.ready_consumer import THIS_GATEWAY
@@ -40,8 +41,8 @@ FETCH_S = HOLD_S
 MOST_RECORDS = 50
 # Records that are read at the start: the last hour of 130 workers.
 MOST_AT_START = 100_000
-# Seconds until the topic is read again after a refusal.
-REFUSED_S = 60.0
+# Seconds until the topic is read again after a refusal, or while it does not exist.
+REFUSED_S = 20.0
 
 
 class WorkerTail:
@@ -80,7 +81,13 @@ class WorkerTail:
         rests = ((0.0, FETCH_S),)
         consumer = make_consumer(self._settings, None, name="penstock workers", rests=rests)
         async with running(consumer):
-            position = await self._start(consumer)
+            try:
+                position = await self._start(consumer)
+            except KafkaUnavailable as error:
+                if isinstance(error.__cause__, UnknownTopicOrPartitionError):
+                    # It is no outage, and must not count as one.
+                    raise KafkaRefused(f"there is no topic {tp.topic}: `penstock topics apply`") from error
+                raise
             consumer.assign([tp])
             consumer.guard.start({tp: position})
             consumer.seek(tp, position.offset)
@@ -91,6 +98,8 @@ class WorkerTail:
                 for record in fetched.get(tp, ()):
                     self._add(record.value or b"", record.timestamp, loop.time())
                     self._position = consumer.guard.position(tp, record.offset + 1)
+                    # A large record takes milliseconds, and requests are answered between two.
+                    await asyncio.sleep(0)
                 # Records that were fetched before are returned without a turn of the loop.
                 await asyncio.sleep(0)
 
@@ -111,7 +120,7 @@ class WorkerTail:
 
     def _add(self, value: bytes, at_ms: int, now_s: float) -> None:
         try:
-            self.workers.add(decode_statuses(value), at_ms, now_s)
+            self.workers.add(decode_statuses(value), at_ms, now_s, len(value))
         except Invalid as error:
             # Workers write to this topic, and a faulty one must not hide the others.
             log.warning(

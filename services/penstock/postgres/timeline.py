@@ -17,6 +17,8 @@ from penstock.postgres.tasks import context_of
 
 # `attempt.input_type` of a stage that handed its input on unchanged.
 SAME_INPUT = "same"
+# Only so many stages of a task keep their inputs (advance.sql).
+KEPT_INPUTS = 64
 
 _COLUMNS = ("attempt", "outcome", "worker", "queued_at", "started_at", "finished_at")
 

@@ -17,7 +17,7 @@ from penstock.core.task import Priority, State
 from penstock.postgres.advance import Ending
 from penstock.postgres.columns import SHOWN
 from penstock.postgres.tasks import encode_ref
-from penstock.postgres.timeline import SAME_INPUT
+from penstock.postgres.timeline import KEPT_INPUTS, SAME_INPUT
 from penstock.testing.database import Row
 
 
@@ -126,7 +126,8 @@ def columns_of(row: TaskRow) -> Row:
 
 def attempt_row(row: TaskRow, ending: Ending, started_at: datetime | None, finished_at: datetime) -> Row:
     """The history of an attempt, from the row of its task before its end."""
-    leaves = ending.outcome is Outcome.NEXT or ending.outcome in SUSPENDING
+    ends_stage = ending.outcome is Outcome.NEXT or ending.outcome in SUSPENDING
+    leaves = ends_stage and ending.fence.step < KEPT_INPUTS
     replaces = leaves and (ending.outcome is not Outcome.NEXT or ending.context is not None)
     return Row(
         step=ending.fence.step,

@@ -25,6 +25,12 @@ class HeldTokens:
         for attempt_id in attempt_ids:
             self._tokens.pop(attempt_id, None)
 
+    def copy(self, attempt_ids: Iterable[AttemptId]) -> HeldTokens:
+        """The tokens of these attempts, as of now."""
+        found = HeldTokens()
+        found._tokens = {each: self._tokens[each] for each in attempt_ids if each in self._tokens}
+        return found
+
     def headers(self, attempt_ids: Iterable[AttemptId]) -> list[tuple[str, bytes]]:
         """The headers of a record about these attempts."""
         return headers_of_tokens(map(self._tokens.get, attempt_ids)) if self._tokens else []

@@ -65,9 +65,12 @@ class KafkaTransport:
         Raises:
             TypeError, ValueError: one of them cannot be encoded; none is sent.
         """
+        # Before the first try: an attempt that is lost meanwhile has no token any more, and its
+        # result may count.
+        tokens = self._tokens.copy(result.fence.attempt_id for result in results)
 
         async def write(value: bytes, results: Sequence[StageResult]) -> None:
-            headers = self._tokens.headers(result.fence.attempt_id for result in results)
+            headers = tokens.headers(result.fence.attempt_id for result in results)
             with translated():
                 await self._producer.send_and_wait(
                     self._results, value, key=self._record_key, headers=headers

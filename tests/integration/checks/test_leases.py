@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 import pytest
 from tests.integration.checks.test_checks import (
@@ -14,6 +16,7 @@ from tests.integration.checks.test_checks import (
     task,
 )
 from tests.support.services import write
+from tests.support.waiting import wait_until
 
 from penstock.checks import app, in_transit, rows
 from penstock.checks.app import Rule, check
@@ -58,6 +61,22 @@ async def test_a_running_attempt_whose_worker_is_silent_is_found_and_ended(setti
     row = await tasks.get(pool, lost)
     assert (row["state"], row["attempt"], row["losses"]) == ("scheduled", 1, 1)
     assert [(each["outcome"], each["worker"]) for each in row["attempts"]] == [("expired", "w")]
+
+
+@pytest.mark.usefixtures("heartbeats")
+async def test_a_heartbeat_during_the_repair_keeps_its_attempt(settings, pool, caplog):
+    """H10: by a wrong clock every heartbeat is old. The repair waits for the next one, and ends
+    nothing that is alive."""
+    running = await silent_task(pool)
+    repair = asyncio.create_task(check(settings, repair=True))
+    await wait_until(
+        lambda: "silent_watched" in [getattr(record, "event", "") for record in caplog.records],
+        what="the repair watches the attempt",
+    )
+    beat = Heartbeat(Kind.BEAT, "w", 1_000, [AttemptId(running, 0, 0)]).encode()
+    await write(settings.kafka, full_name(settings, "heartbeats"), beat)
+    await repair
+    assert (await tasks.get(pool, running))["state"] == "running"
 
 
 @pytest.mark.usefixtures("heartbeats")

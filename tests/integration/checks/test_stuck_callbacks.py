@@ -69,6 +69,7 @@ async def test_a_callback_whose_records_are_rejected_is_stuck(platform, target, 
     stuck, delivered = make_callback(f"{target.url}/x", 1, task_id=0), make_callback(f"{target.url}/x", 2)
     await platform.enqueue(stuck, delivered, publish=False, due_in_s=0.0)
     monkeypatch.setattr("penstock.callbacks.settings.REPUBLISH", 0.1)
+    monkeypatch.setattr("penstock.callbacks.settings.LEAST_REPUBLISH_S", 0.0)
     async with platform.service():
 
         async def find_offenders():
@@ -85,6 +86,7 @@ async def test_a_callback_that_waits_for_a_slot_is_not_stuck(platform, target, m
     """The last of its many records is not committed, because the callback waits for a slot."""
     monkeypatch.setattr("penstock.callbacks.settings.LONGEST_WAIT_S", 100.0)
     monkeypatch.setattr("penstock.callbacks.settings.REPUBLISH", 0.003)
+    monkeypatch.setattr("penstock.callbacks.settings.LEAST_REPUBLISH_S", 0.0)
     unblocked = asyncio.Event()
 
     async def answer(_request):

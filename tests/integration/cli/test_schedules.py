@@ -124,6 +124,7 @@ async def test_a_schedule_of_tasks_makes_its_definition(
         (("--flow", "nightly", "--stage", "cut"), "--stage"),
         (("--type", "media", "--version", "1"), "--version"),
         (("--type", "media", "--input", "nothing"), "--input"),
+        (("--type", "media", "--input", f"'{'x' * 4_090}'"), "--input"),
         ((), "one of them"),
     ):
         refused = await schedules("add", "clips", "--cron", "0 * * * *", *given)

@@ -16,6 +16,7 @@ from penstock.core.history import day_of
 from penstock.errors import IdempotencyConflict, NotFound, RerunRefused
 from penstock.postgres import documents, history, types
 from penstock.postgres.session import open_session
+from penstock.postgres.timeline import KEPT_INPUTS
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.worker import Done, Next, Worker, WorkerSettings
 
@@ -78,6 +79,28 @@ async def pipeline(system, gateway, where):
         made = Pipeline(client, where)
         async with running_service(made.worker().serve):
             yield made
+
+
+async def test_only_the_first_stages_keep_their_inputs(pipeline, where):
+    """F3: a task that loops has a bounded timeline; a later stage is refused with the reason."""
+    worker = Worker(WorkerSettings(**{name: where[name] for name in ("kafka", "prefix", "objects")}))
+    await pipeline.client.register_type("loop", first_stage="s0")
+
+    def stage(number):
+        async def handler(task):
+            return Next(f"s{number + 1}", number) if number <= KEPT_INPUTS else Done(number)
+
+        worker.stage(f"loop.s{number}")(handler)
+
+    for number in range(KEPT_INPUTS + 2):
+        stage(number)
+    async with running_service(worker.serve):
+        submitted = await pipeline.client.submit("loop", None)
+        [task] = await pipeline.client.results([submitted.id])
+    kept = [step["step"] for step in task.raw["timeline"] if "input_size" in step]
+    assert kept == [*range(KEPT_INPUTS), KEPT_INPUTS + 1]
+    with pytest.raises(RerunRefused, match="was not kept"):
+        await pipeline.client.rerun(task.id, from_stage=f"s{KEPT_INPUTS}")
 
 
 def settings_of(where):

@@ -128,3 +128,15 @@ def test_states_follow_the_stamps_alone(steps, later_ms):
         for worker, (kind, seen_ms) in last.items()
         if kind == "record" and time_ms - seen_ms <= KEEP_S * 1000
     }
+
+
+def test_records_have_a_bound_in_bytes():
+    """O5: a worker that says much of itself pushes others out, and not more than a bound stays."""
+    workers = WorkerList(most_bytes=100)
+    workers.add([status("a")], BEGIN_MS, 0.0, 60)
+    workers.add([status("b"), status("c")], BEGIN_MS, 0.0, 40)
+    assert states(workers, 0.0).keys() == {"a", "b", "c"}
+    workers.add([status("b")], BEGIN_MS, 0.0, 21)
+    assert states(workers, 0.0).keys() == {"b", "c"}
+    workers.add([status("d")], BEGIN_MS, 0.0, 101)
+    assert not states(workers, 0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 
 from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.errors import PenstockError, Unavailable
@@ -16,6 +17,8 @@ log = logging.getLogger(__name__)
 
 # Seconds for the last record of a process that ends.
 STOP_S = 2.0
+# Seconds for any other one: for a topic that does not exist, the client asks ten times a second.
+SEND_S = 2.0
 
 
 class StatusSender:
@@ -42,7 +45,9 @@ class StatusSender:
     async def run(self) -> None:
         """Writes until cancelled, or until `say_stopped` is called."""
         while not self._stopped:
-            await self._send(stopped=False)
+            with suppress(TimeoutError):
+                async with cleanup_timeout(SEND_S):
+                    await self._send(stopped=False)
             await asyncio.sleep(self._every_s)
 
     async def say_stopped(self) -> None:

@@ -1,5 +1,5 @@
--- Attempts keep when they were queued and what their stage got, so that a task can be run again from
--- an earlier stage. Services of the version before leave the new columns empty.
+-- Attempts keep when they were queued and what their stage got, so that a task can be run again
+-- from an earlier stage. Services of the version before leave the new columns empty.
 
 ALTER TABLE penstock.attempt
     ADD COLUMN queued_at timestamp with time zone,

@@ -42,7 +42,7 @@ WHERE t.id = ANY ($id::bigint[]) AND a.task_id = ANY ($id::bigint[])
 -- a task that another transaction locks; a last row has the ids of these tasks. With `alone`,
 -- the row also has the tasks whose transitions may have events, and these tasks are not moved.
 -- The attempt that ends a stage keeps the stage's input, which the task loses. The input of the
--- last stage stays in the task. Only the first 64 stages keep theirs: a task that loops for ever
+-- last stage stays in the task. Only the first 64 stages keep theirs: a task that loops without end
 -- would have a row of history without a bound.
 WITH input AS (
     SELECT *

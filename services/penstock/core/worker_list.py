@@ -136,9 +136,9 @@ class WorkerList:
             self._total_bytes += part - self._bytes.get(status.id, 0)
             self._bytes[status.id] = part
         while len(self._workers) > self._most or self._total_bytes > self._most_bytes:
-            self._forget(next(iter(self._workers)))
+            self._remove(next(iter(self._workers)))
 
-    def _forget(self, worker: str) -> None:
+    def _remove(self, worker: str) -> None:
         del self._workers[worker]
         self._total_bytes -= self._bytes.pop(worker)
 
@@ -165,7 +165,7 @@ class WorkerList:
             silent_s = (now_ms - seen_ms) / 1000
             lost = silent_s >= MISSED * status.interval_s
             if silent_s > KEEP_S or (lost and _has_left(status)):
-                self._forget(worker)
+                self._remove(worker)
             elif not status.stopped:
                 seen = Seen(status, seen_ms, lost)
                 for name in status.types:

@@ -1,4 +1,4 @@
-"""What a worker writes to Kafka, with a producer that fails first."""
+"""The records that a worker writes to Kafka, with a producer that fails first."""
 
 import asyncio
 

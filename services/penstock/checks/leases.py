@@ -172,8 +172,7 @@ class Silent(Check):
         begins = await topics.ends(HEARTBEATS.name)
         wait_s = max(lease.lease_s for lease in leased.values()) + MARGIN_S
         log.warning(
-            "Attempts without a heartbeat are watched for %.0f s before they expire",
-            wait_s,
+            "Attempts without a heartbeat are watched for one lease before they expire",
             extra={"event": "silent_watched", "attempts": len(leased), "seconds": wait_s},
         )
         await asyncio.sleep(wait_s)

@@ -34,7 +34,17 @@ TASK_FIELDS = {
     *("finished_at", "error", "content_type", "context", "result_type", "result", "flow", "attempts"),
     *("timeline", "rerun_of"),
 }
-ATTEMPT_FIELDS = {"step", "attempt", "stage", "outcome", "worker", "error", "started_at", "finished_at"}
+ATTEMPT_FIELDS = {
+    "log",
+    "step",
+    "attempt",
+    "stage",
+    "outcome",
+    "worker",
+    "error",
+    "started_at",
+    "finished_at",
+}
 STEP_FIELDS = {"step", "stage", "input_type", "input_size", "input", "attempts"}
 STEP_ATTEMPT_FIELDS = {"attempt", "outcome", "worker", "queued_at", "started_at", "finished_at", "error"}
 FLOW_FIELDS = {

@@ -81,7 +81,9 @@ _VERBS = {
         "Prints the completion of a shell: verbs, options, task types, flows, schedules and targets",
     ),
     "workers": _verb(
-        "workers", "workers", "Lists the workers of each type, with their stages, slots and partitions"
+        "workers",
+        "workers",
+        "Lists the workers of each type: stages, slots, attempts in flight, last sign of life",
     ),
     "targets": _verb("targets", "targets", "Lists targets of callbacks with health and backlog"),
     "callbacks": _verb("callbacks", "callbacks", "Lists callbacks, and replays dead ones"),

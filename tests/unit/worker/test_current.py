@@ -68,5 +68,5 @@ async def test_without_a_handler_there_is_no_task():
     with pytest.raises(RuntimeError, match="no handler runs this code"):
         current_task()
     await run(lambda task: Done(), 1)
-    with pytest.raises(RuntimeError, match="copy the context"):
+    with pytest.raises(RuntimeError, match="in_current_task"):
         current_task()

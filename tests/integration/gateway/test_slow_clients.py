@@ -23,9 +23,19 @@ DRIPS = (
 )
 
 
+# Fewer than the kernel queues for the gateway: of those beyond, the client alone believes that they
+# are connected, and nothing ever tells it.
+connecting = asyncio.Semaphore(50)
+
+
+async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async with connecting:
+        return await asyncio.open_connection("127.0.0.1", port)
+
+
 async def be_idle(port: int, *, after_a_request: bool) -> None:
     """Waits until the server closes a connection without a request, or after one."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await connect(port)
     if after_a_request:
         writer.write(REQUEST)
         assert (await read_answer(reader)).status == 200
@@ -35,7 +45,7 @@ async def be_idle(port: int, *, after_a_request: bool) -> None:
 
 async def drip(port: int, sent: bytes, dripped: bytes) -> None:
     """Sends a byte now and then until the server closes the connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await connect(port)
     writer.write(sent)
     closed = asyncio.ensure_future(reader.read())
     for byte in dripped * 1_000:

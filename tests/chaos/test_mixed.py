@@ -62,6 +62,8 @@ async def run_waves(scenario: MixedScenario, waves: Sequence[Sequence[Kind]]) ->
         await scenario.mixed_wave(kinds, tasks=TASKS // len(waves))
 
 
+# It judges delays of five seconds.
+@pytest.mark.alone
 @pytest.mark.long
 async def test_mixed_faults_lose_nothing_and_delay_no_other(tmp_path, monkeypatch):
     """O1, S7, S11 to S13, W4, W8, C1: over random waves of faults of all kinds each acknowledged

@@ -43,6 +43,7 @@ async def working(deployment, ledger, behavior):
         yield worker
     finally:
         if worker.returncode is None:
+            worker.send_signal(signal.SIGCONT)
             worker.terminate()
             await worker.wait()
 

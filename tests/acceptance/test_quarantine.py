@@ -63,7 +63,7 @@ async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
 ):
     """W8: beside healthy tasks, each killer is quarantined after `max_losses` losses. All others
     succeed, and none of them is charged as often."""
-    await run_beside_killers(shared_options, transport, killers, healthy)
+    await run_killers(shared_options, transport, killers, healthy)
 
 
 # Among other tests the short leases run out, too.
@@ -71,13 +71,13 @@ async def test_only_the_tasks_that_kill_their_worker_are_quarantined(
 @pytest.mark.long
 async def test_a_killer_costs_its_neighbours_three_attempts_at_most(shared_options):
     """W8: fifty innocents beside one killer, which would keep them queued if they ran behind it."""
-    attempts, took_s = await run_beside_killers(shared_options, "kafka", ["kill"], 50)
+    attempts, took_s = await run_killers(shared_options, "kafka", ["kill"], 50)
     print(f"fifty innocents in {took_s:.1f} s, at most {attempts} attempts")
     assert attempts <= 3
     assert took_s <= WITHIN_S
 
 
-async def run_beside_killers(shared_options, transport, killers, healthy):
+async def run_killers(shared_options, transport, killers, healthy):
     """Returns the most attempts of an innocent task, and the seconds until all had ended."""
     async with Deployment(shared_options()) as deployment, Client(deployment.gateway_url) as client:
         await client.register_type("risky", lease_ms=2_000, retry_base_ms=50, max_losses=3, max_attempts=10)

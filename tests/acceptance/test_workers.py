@@ -1,38 +1,17 @@
 """The list of workers of a whole deployment while workers are killed, paused and stopped."""
 
-import asyncio
-import os
 import signal
-import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 
 from penstock.client import Client
 from penstock.core.worker_list import HOLD_S, INTERVAL_S, MISSED
 from penstock.local.deployment import Deployment
+from tests.acceptance.test_detection import working
 from tests.support.waiting import wait_until
 
 LEASE_MS = 3_000
 TWO_INTERVALS = timedelta(seconds=MISSED * INTERVAL_S)
-
-
-@asynccontextmanager
-async def working(deployment, ledger, behavior):
-    worker = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.acceptance.detection_worker",
-        str(ledger),
-        behavior,
-        env={**os.environ, **deployment.environment},
-    )
-    try:
-        yield worker
-    finally:
-        if worker.returncode is None:
-            worker.send_signal(signal.SIGCONT)
-            worker.terminate()
-            await worker.wait()
 
 
 def process_of(worker):

@@ -14,7 +14,7 @@ IDLE = 1_000
 DRIPPING = 50
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 BODY = b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-# What a dripping client sends at once, and then byte by byte.
+# A dripping client sends the first part at once, and the second one byte by byte.
 DRIPS = (
     (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"X: y\r\n"),
     (BODY + b"Content-Length: 100000\r\n\r\n", b" "),

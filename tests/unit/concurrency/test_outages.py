@@ -1,4 +1,4 @@
-"""What a process waits for, and for how long."""
+"""A process tells which server it waits for, and for how long."""
 
 from __future__ import annotations
 

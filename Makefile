@@ -69,9 +69,9 @@ bench-peers: $(INSTALLED) ## compares cost, latency, speed and losses with a han
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/peers/requirements.txt
 	@$(BIN)/python -m benchmarks.peers
 
-bench-flow-peers: $(INSTALLED) ## compares flows with DBOS and Celery's canvas; installs them first
+bench-flows: $(INSTALLED) ## measures flows beside plain tasks, and beside DBOS and Celery's canvas; installs them first
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/peers/requirements.txt
-	@$(BIN)/python -m benchmarks.flow_peers
+	@$(BIN)/python -m benchmarks.flows $(ARGS)
 
 bench-share-groups: $(INSTALLED) ## compares share groups with the groups by which workers claim; installs a client first
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/uv pip install --quiet --no-deps --require-hashes -r benchmarks/requirements.txt

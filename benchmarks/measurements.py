@@ -42,6 +42,13 @@ def report(
         figures: rows of the table: measured values by column, for each subject.
         claims: for each claim the measured value as text, and whether the claim holds.
     """
+    show(name, figures, claims)
+    save(name, figures, claims)
+    return 0 if all(holds for _found, holds in claims.values()) else 1
+
+
+def show(name: str, figures: Mapping[str, Mapping[str, Any]], claims: Mapping[str, tuple[str, bool]]) -> None:
+    """Prints measurements and claims; the arguments are those of `report`."""
     console = Console()
     columns = list(dict.fromkeys(column for row in figures.values() for column in row))
     table = Table("", *columns, title=name)
@@ -50,8 +57,6 @@ def report(
     console.print(table)
     for claim, (found, holds) in claims.items():
         console.print(f"[{'green' if holds else 'red'}]{'holds' if holds else 'FAILS'}[/]  {claim}: {found}")
-    save(name, figures, claims)
-    return 0 if all(holds for _found, holds in claims.values()) else 1
 
 
 def save(name: str, figures: Mapping[str, Mapping[str, Any]], claims: Mapping[str, tuple[str, bool]]) -> None:

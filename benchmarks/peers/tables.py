@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.peers` and `benchmarks.flow_peers` in Markdown, from their figures."""
+"""The tables of `benchmarks.peers` and `benchmarks.flows` in Markdown, from their figures."""
 
 from __future__ import annotations
 
@@ -97,11 +97,12 @@ def losses(found: Rows) -> str:
 
 
 def flows(found: Rows) -> str:
-    """The figures of flows: a line per system and flow."""
-    columns = list(next(iter(found.values())))
+    """The figures of flows in other systems: a line per system and flow."""
+    rows = {name: row for name, row in found.items() if "flows/s" in row}
+    columns = list(next(iter(rows.values())))
     return _table(
         ["", *columns],
-        [[name, *(f"{row[column]:,}" for column in columns)] for name, row in found.items()],
+        [[name, *(f"{row[column]:,}" for column in columns)] for name, row in rows.items()],
     )
 
 

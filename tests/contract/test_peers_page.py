@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
         (tables.README, "peers", tables.short),
         (tables.COMPARISON, "peers", tables.whole),
         (tables.COMPARISON, "peers_kills", tables.losses),
-        (tables.COMPARISON, "flow_peers", tables.flows),
+        (tables.COMPARISON, "flows", tables.flows),
     ],
 )
 def test_the_tables_are_those_of_the_result_files(page, result, table) -> None:

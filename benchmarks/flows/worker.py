@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from penstock.worker import Done, Next, Task, Worker
+from penstock.worker import Child, Done, Next, Spawn, Task, Worker
 
 
 def make_worker() -> Worker:
-    """Creates the worker of the types `step`, with one stage, and `stages`, with three.
+    """Creates the worker of the types `step`, with one stage, `stages`, with three, and `spawn`.
 
-    A context that is a fraction is the number of seconds that its task takes.
+    A context of `step` that is a fraction is the number of seconds that its task takes. The context
+    of `spawn` is the number of its children.
     """
     worker = Worker()
 
@@ -23,6 +24,14 @@ def make_worker() -> Worker:
 
     async def following(task: Task) -> Next:
         return Next({"one": "two", "two": "three"}[task.stage], task.context)
+
+    @worker.stage("spawn.one")
+    async def spawn(task: Task) -> Spawn:
+        return Spawn([Child("step")] * task.context, then="join")
+
+    @worker.stage("spawn.join")
+    async def join(task: Task) -> Done:
+        return Done(task.context["children"]["succeeded"])
 
     worker.stage("stages.one")(following)
     worker.stage("stages.two")(following)

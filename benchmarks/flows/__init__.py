@@ -1,0 +1,1 @@
+"""Flows beside plain tasks and beside other systems: `python -m benchmarks.flows`."""

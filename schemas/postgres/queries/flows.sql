@@ -164,21 +164,23 @@ WITH candidates AS (
 SELECT (SELECT count(*) FROM noted) AS matched, (SELECT count(*) FROM woken) AS woken;
 
 -- name: take
--- Takes the oldest rows of the inboxes of these shards ($1), at most $2 of each shard, without
--- those of the given root flows ($3). A command waits until an earlier recovery of its flow is
--- applied, which makes it run. Rows that another transaction takes are left to it. Returns them in
--- their order, with the results of the tasks of nodes.
+-- Takes the oldest rows of the inboxes of these shards, at most `each` of a shard and `most` of all,
+-- without those of the root flows in `held`. The shards have their turns in the given order. A
+-- command waits until an earlier recovery of its flow is applied, which makes it run. Rows that
+-- another transaction takes are left to it. Returns them in their order, with the results of the
+-- tasks of nodes.
 WITH taken AS (
     DELETE FROM flow_inbox WHERE ctid = ANY (ARRAY(
-        SELECT found.ctid FROM unnest($1::smallint[]) AS s (shard)
+        SELECT found.ctid FROM unnest($shards::smallint[]) AS s (shard)
         CROSS JOIN LATERAL (
             SELECT n.ctid FROM flow_inbox n
-            WHERE n.shard = s.shard AND n.root_id <> ALL ($3::bigint[])
+            WHERE n.shard = s.shard AND n.root_id <> ALL ($held::bigint[])
               AND (n.kind NOT IN ('pause', 'resume', 'cancel')
                    OR NOT EXISTS (SELECT FROM flow_inbox r WHERE r.flow_id = n.flow_id AND r.kind = 'recover' AND r.id < n.id
                                   OFFSET 0))
-            ORDER BY n.id LIMIT $2 FOR UPDATE SKIP LOCKED
+            ORDER BY n.id LIMIT $each FOR UPDATE SKIP LOCKED
         ) AS found
+        LIMIT $most
     ))
     RETURNING id, shard, root_id, flow_id, kind, node, generation, item, state, task_id, detail
 )

@@ -146,8 +146,8 @@ class Owner:
             await _match(self._session)
 
     async def _advance(self) -> None:
-        """One transaction over the shards with messages, so many that each gets its rows."""
-        shards, is_due = self._work.take(self._size.shards)
+        """One transaction over the shards with messages."""
+        shards, is_due = self._work.take()
         self._busy, self._steps = True, self._steps + 1
         try:
             await self._transact(shards, is_due=is_due)
@@ -174,15 +174,20 @@ class Owner:
         self._touched = set()
         if self._families.narrow:
             limit = 1
+        most = limit or self._size.rows
         each = limit or self._size.rows_of_each(len(shards))
         owned, held = sorted(self._work.owned), list(self.held)
         each_due = limit or max(1, self._size.rows // max(1, len(owned)))
         async with self._session.connection() as connection, connection.transaction():
-            inbox = await fetch(connection, "flows.take", shards, each, held) if shards else []
+            inbox = []
+            if shards:
+                inbox = await fetch(
+                    connection, "flows.take", shards=shards, each=each, held=held, most=most
+                )
             due = await fetch(connection, "flows.due", owned, each_due, held) if is_due else []
             roots = self._touched = {row["root_id"] for row in (*inbox, *due)}
             source = self._settings.event_source
-            batch = Batch(connection, self._definitions, self._contents, source, self._size.rows)
+            batch = Batch(connection, self._definitions, self._contents, source, self._size.decisions)
             missing = await apply(batch, inbox, due)
             if missing or batch.unstored:
                 raise _Postponed(batch, missing)
@@ -190,11 +195,18 @@ class Owner:
         self._families.advanced(roots)
         if not limit:
             self._size.adapt(max(len(inbox) + len(due), batch.work), took_s)
-        taken = Counter(row["shard"] for row in inbox)
-        self._work.mark(shard for shard, rows in taken.items() if rows >= each)
+        self._note_rest(shards, Counter(row["shard"] for row in inbox), each, most)
         await self._follow(batch, is_due=is_due)
         self.metrics.advanced(len(inbox) + len(due), took_s)
         return roots
+
+    def _note_rest(self, shards: Sequence[int], taken: Counter[int], each: int, most: int) -> None:
+        """Notes the shards that a transaction left rows in, or whose turn it did not reach."""
+        if taken.total() >= most:
+            last = max(shards.index(shard) for shard in taken)
+            self._work.keep_turns(shards[last + 1 :])
+            self._work.mark([shards[last]])
+        self._work.mark(shard for shard, rows in taken.items() if rows >= each)
 
     async def _follow(self, batch: Batch, *, is_due: bool) -> None:
         """Publishes, and notes the work that follows from a commit."""

@@ -62,15 +62,19 @@ class ShardWork:
         """Reads the next limit of all owned shards."""
         self.note_limit(await flows.next_due_s(self._session, self.owned))
 
-    def take(self, count: int) -> tuple[list[int], bool]:
-        """Takes the next shards with messages, at most so many, and whether a limit is due."""
+    def keep_turns(self, shards: Iterable[int]) -> None:
+        """Notes shards with messages whose turn a transaction did not reach: it stays the next."""
+        self._dirty = dict.fromkeys([*shards, *self._dirty])
+
+    def take(self) -> tuple[list[int], bool]:
+        """Takes the shards with messages, in the order of their turns, and whether a limit is due."""
         owned = [shard for shard in self._dirty if shard in self.owned]
-        self._dirty = dict.fromkeys(owned[count:])
+        self._dirty = {}
         is_due = self.due
         if is_due:
             # Until the next limit is known.
             self.due_at_s = inf
-        return owned[:count], is_due
+        return owned, is_due
 
     def put_back(self, shards: Iterable[int], *, is_due: bool) -> None:
         """Notes what `take` returned, after a transaction without effect."""

@@ -19,7 +19,7 @@ from penstock.flow_owner.rounds import apply
 from penstock.objects import ObjectStore
 from penstock.postgres.connection import translated
 from penstock.postgres.flow_starts import FlowStart, match_events, match_runs, start
-from penstock.postgres.queries import query
+from penstock.postgres.queries import fetch, query
 from penstock.stages import app as stages
 from penstock.stages.settings import StagesSettings
 from penstock.task_sync import app as task_sync
@@ -160,7 +160,9 @@ class Owner:
                 return await self.advance_once(limit, connection)
         with translated():
             async with connection.transaction():
-                inbox = await connection.fetch(query("flows.take"), SHARDS, limit, [])
+                inbox = await fetch(
+                    connection, "flows.take", shards=SHARDS, each=limit, held=[], most=limit * len(SHARDS)
+                )
                 due = await connection.fetch(query("flows.due"), SHARDS, limit, [])
                 batch = Batch(connection, self.definitions, self.contents, "urn:test", self.budget)
                 missing = await apply(batch, inbox, due)

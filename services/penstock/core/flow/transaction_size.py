@@ -7,8 +7,12 @@ from __future__ import annotations
 TRANSACTION_S = 0.07
 MIN_ROWS = 100
 FIRST_ROWS = 500
-# Each shard in a transaction gets at least so many rows of its inbox.
+# Each shard whose turn it is gets at least so many rows of its inbox. Fewer would slow a family
+# with many rows; more would leave the turns to fewer shards.
 ROWS_PER_SHARD = 32
+# Decisions for each row. The end of a task in a nested flow starts a child, which begins in the same
+# transaction; without room for that the child's beginning would be a row of the next transaction.
+DECISIONS_PER_ROW = 2
 
 
 class TransactionSize:
@@ -18,7 +22,7 @@ class TransactionSize:
         max_rows: its upper bound.
 
     Attributes:
-        rows: that it takes, and decisions that it makes.
+        rows: that it takes.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -26,12 +30,12 @@ class TransactionSize:
         self.rows = min(FIRST_ROWS, max_rows)
 
     @property
-    def shards(self) -> int:
-        """So many shards that each gets its rows."""
-        return max(1, self.rows // ROWS_PER_SHARD)
+    def decisions(self) -> int:
+        """Decisions after which it ends."""
+        return self.rows * DECISIONS_PER_ROW
 
     def rows_of_each(self, shards: int) -> int:
-        """The rows of each of these shards."""
+        """The most rows of one of these shards; all together get `rows`."""
         return max(ROWS_PER_SHARD, self.rows // max(1, shards))
 
     def adapt(self, work: int, took_s: float) -> None:

@@ -181,9 +181,7 @@ class Owner:
         async with self._session.connection() as connection, connection.transaction():
             inbox = []
             if shards:
-                inbox = await fetch(
-                    connection, "flows.take", shards=shards, each=each, held=held, most=most
-                )
+                inbox = await fetch(connection, "flows.take", shards=shards, each=each, held=held, most=most)
             due = await fetch(connection, "flows.due", owned, each_due, held) if is_due else []
             roots = self._touched = {row["root_id"] for row in (*inbox, *due)}
             source = self._settings.event_source
@@ -195,18 +193,10 @@ class Owner:
         self._families.advanced(roots)
         if not limit:
             self._size.adapt(max(len(inbox) + len(due), batch.work), took_s)
-        self._note_rest(shards, Counter(row["shard"] for row in inbox), each, most)
+        self._work.note_rest(shards, Counter(row["shard"] for row in inbox), each, most)
         await self._follow(batch, is_due=is_due)
         self.metrics.advanced(len(inbox) + len(due), took_s)
         return roots
-
-    def _note_rest(self, shards: Sequence[int], taken: Counter[int], each: int, most: int) -> None:
-        """Notes the shards that a transaction left rows in, or whose turn it did not reach."""
-        if taken.total() >= most:
-            last = max(shards.index(shard) for shard in taken)
-            self._work.keep_turns(shards[last + 1 :])
-            self._work.mark([shards[last]])
-        self._work.mark(shard for shard, rows in taken.items() if rows >= each)
 
     async def _follow(self, batch: Batch, *, is_due: bool) -> None:
         """Publishes, and notes the work that follows from a commit."""
@@ -237,6 +227,9 @@ class Owner:
 
     async def _apply_singly(self, shards: Sequence[int]) -> Exception | None:
         """Returns the first fault; `_touched` has its family. None when all rows were applied."""
+        # The rows of all other shards can be applied together.
+        touched = {root % SHARDS for root in self._touched}
+        shards = [shard for shard in shards if shard in touched] or shards
         rounds = [*(([shard], False) for shard in shards), ([], True)]
         while rounds:
             one, is_due = rounds[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from penstock.postgres import flows
@@ -62,12 +63,8 @@ class ShardWork:
         """Reads the next limit of all owned shards."""
         self.note_limit(await flows.next_due_s(self._session, self.owned))
 
-    def keep_turns(self, shards: Iterable[int]) -> None:
-        """Notes shards with messages whose turn a transaction did not reach: it stays the next."""
-        self._dirty = dict.fromkeys([*shards, *self._dirty])
-
     def take(self) -> tuple[list[int], bool]:
-        """Takes the shards with messages, in the order of their turns, and whether a limit is due."""
+        """Takes shards with messages in the order of their turns, and whether a limit is due."""
         owned = [shard for shard in self._dirty if shard in self.owned]
         self._dirty = {}
         is_due = self.due
@@ -75,6 +72,22 @@ class ShardWork:
             # Until the next limit is known.
             self.due_at_s = inf
         return owned, is_due
+
+    def note_rest(self, shards: Sequence[int], taken: Counter[int], each: int, most: int) -> None:
+        """Notes shards that may have more messages, after a transaction that took some of them.
+
+        Args:
+            shards: in the order of their turns. Those that the transaction did not reach stay the
+                next ones, or others that are notified meanwhile would have all turns.
+            taken: rows that it took, by shard.
+            each: most rows of a shard.
+            most: most rows of all.
+        """
+        if taken.total() >= most:
+            last = max(map(shards.index, taken))
+            self._dirty = dict.fromkeys([*shards[last + 1 :], *self._dirty])
+            self.mark([shards[last]])
+        self.mark(shard for shard, rows in taken.items() if rows >= each)
 
     def put_back(self, shards: Iterable[int], *, is_due: bool) -> None:
         """Notes what `take` returned, after a transaction without effect."""

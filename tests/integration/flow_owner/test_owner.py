@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import asyncpg
 import orjson
@@ -23,6 +24,7 @@ from penstock.flow_owner.settings import FlowsSettings
 from penstock.objects import ObjectStore
 from penstock.postgres import advance, release, tasks, types
 from penstock.postgres.flow_starts import match_events
+from penstock.postgres.flows import SHARDS
 from penstock.postgres.session import open_session
 from penstock.worker import Child, Done, Fail, Spawn, Wait, Worker, WorkerSettings
 
@@ -248,6 +250,20 @@ async def test_a_family_that_cannot_be_advanced_holds_up_no_other(store, setting
         assert {row["flow_id"] for row in await store.pool.fetch("SELECT flow_id FROM flow_inbox")} == set(
             held
         )
+
+
+async def test_a_transaction_takes_the_rows_of_all_shards(store, settings):
+    """F6: many flows with a message each share the fixed costs of a transaction."""
+    single = definition("single", nodes={"t": task()})
+    await store.define(single)
+    for _ in range(2 * SHARDS):
+        await store.start(single)
+    async with open_session(settings.postgres, "test", locks=False, generic_plans=True) as session:
+        owning = owner.Owner(settings, session, contents.Contents(ObjectStore(settings.objects)), Mock())
+        owning._work.owned.update(range(SHARDS))
+        await owning._sweep()
+        await owning._advance()
+    assert owning.metrics.messages == 2 * SHARDS
 
 
 @pytest.mark.parametrize("row", ["flow", "task"])

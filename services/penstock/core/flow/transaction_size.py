@@ -10,8 +10,8 @@ FIRST_ROWS = 500
 # Each shard whose turn it is gets at least so many rows of its inbox. Fewer would slow a family
 # with many rows; more would leave the turns to fewer shards.
 ROWS_PER_SHARD = 32
-# Decisions for each row. The end of a task in a nested flow starts a child, which begins in the same
-# transaction; without room for that the child's beginning would be a row of the next transaction.
+# Decisions for each row. The end of a task in a nested flow starts a child, which begins in the
+# same transaction; without room for that its beginning would be a row of the next transaction.
 DECISIONS_PER_ROW = 2
 
 

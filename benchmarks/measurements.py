@@ -50,11 +50,13 @@ def report(
 def show(name: str, figures: Mapping[str, Mapping[str, Any]], claims: Mapping[str, tuple[str, bool]]) -> None:
     """Prints measurements and claims; the arguments are those of `report`."""
     console = Console()
-    columns = list(dict.fromkeys(column for row in figures.values() for column in row))
-    table = Table("", *columns, title=name)
-    for row, values in figures.items():
-        table.add_row(row, *(str(values.get(column, "")) for column in columns))
-    console.print(table)
+    # A table for the rows with the same columns: one for all may be wider than the terminal.
+    for columns in dict.fromkeys(tuple(row) for row in figures.values()):
+        table = Table("", *columns, title=name)
+        for row, values in figures.items():
+            if tuple(values) == columns:
+                table.add_row(row, *map(str, values.values()))
+        console.print(table)
     for claim, (found, holds) in claims.items():
         console.print(f"[{'green' if holds else 'red'}]{'holds' if holds else 'FAILS'}[/]  {claim}: {found}")
 

@@ -45,7 +45,7 @@ async def measure(bench: Bench, flows: int) -> tuple[Figures, Claims]:
         await connection.execute("CHECKPOINT")
         await asyncio.sleep(_IDLE_S)
         waiting = await _idle(connection)
-        woken = sorted(await _wake(bench, connection))
+        delivered, woken = map(sorted, await _wake(bench, connection))
     finally:
         await connection.close()
     figures = {
@@ -53,6 +53,7 @@ async def measure(bench: Bench, flows: int) -> tuple[Figures, Claims]:
         "queries/s without": without,
         "queries/s with": waiting,
         "bytes a flow": each,
+        "delivered p50 ms": median(delivered),
         "woken p50 ms": median(woken),
         "woken p99 ms": woken[int(len(woken) * 0.99)],
     }
@@ -79,17 +80,20 @@ async def _idle(connection: asyncpg.Connection[asyncpg.Record]) -> float:
     return (await ended() - before) / (time.perf_counter() - began_s)
 
 
-async def _wake(bench: Bench, connection: asyncpg.Connection[asyncpg.Record]) -> list[float]:
-    """Milliseconds from the delivery of an event to the notification of a ready task."""
+async def _wake(
+    bench: Bench, connection: asyncpg.Connection[asyncpg.Record]
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of the delivery of an event, and until the notification of a ready task."""
     ids = await connection.fetch("SELECT flow_id FROM penstock.flow_wait ORDER BY random() LIMIT $1", _WOKEN)
     ready = asyncio.Event()
     await connection.add_listener("penstock_ready", lambda *_: ready.set())
-    woken = []
+    delivered, woken = [], []
     for row in ids:
         ready.clear()
         begin_s = time.perf_counter()
         key = str(row["flow_id"])
         await deliver(bench.pool, [FlowEvent(id=key, event="go", key=key)])
+        delivered.append((time.perf_counter() - begin_s) * 1000)
         await ready.wait()
         woken.append((time.perf_counter() - begin_s) * 1000)
-    return woken
+    return delivered, woken

@@ -71,7 +71,7 @@ def _definitions() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class OwnerCost:
-    """What the service `flows` has used since the meter began.
+    """The cost of the service `flows` since the meter began.
 
     Attributes:
         cpu_s: seconds of processor time.

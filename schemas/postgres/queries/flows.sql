@@ -164,8 +164,8 @@ WITH candidates AS (
 SELECT (SELECT count(*) FROM noted) AS matched, (SELECT count(*) FROM woken) AS woken;
 
 -- name: take
--- Takes the oldest rows of the inboxes of these shards, at most `each` of a shard and `most` of all,
--- without those of the root flows in `held`. The shards have their turns in the given order. A
+-- Takes the oldest rows of the inboxes of these shards, at most `each` of a shard and `most` of
+-- all, without those of the root flows in `held`. The shards have their turns in this order. A
 -- command waits until an earlier recovery of its flow is applied, which makes it run. Rows that
 -- another transaction takes are left to it. Returns them in their order, with the results of the
 -- tasks of nodes.

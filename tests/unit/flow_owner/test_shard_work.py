@@ -1,4 +1,4 @@
-"""Which shards of flows have their turn in the owner's next transaction."""
+"""The turns of the shards of flows in the owner's transactions."""
 
 from __future__ import annotations
 

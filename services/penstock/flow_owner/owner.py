@@ -174,14 +174,12 @@ class Owner:
         self._touched = set()
         if self._families.narrow:
             limit = 1
-        most = limit or self._size.rows
-        each = limit or self._size.rows_of_each(len(shards))
+        most, each = limit or self._size.rows, limit or self._size.rows_of_each(len(shards))
         owned, held = sorted(self._work.owned), list(self.held)
         each_due = limit or max(1, self._size.rows // max(1, len(owned)))
         async with self._session.connection() as connection, connection.transaction():
-            inbox = []
-            if shards:
-                inbox = await fetch(connection, "flows.take", shards=shards, each=each, held=held, most=most)
+            wanted = {"shards": shards, "each": each, "held": held, "most": most}
+            inbox = await fetch(connection, "flows.take", **wanted) if shards else []
             due = await fetch(connection, "flows.due", owned, each_due, held) if is_due else []
             roots = self._touched = {row["root_id"] for row in (*inbox, *due)}
             source = self._settings.event_source
@@ -227,7 +225,6 @@ class Owner:
 
     async def _apply_singly(self, shards: Sequence[int]) -> Exception | None:
         """Returns the first fault; `_touched` has its family. None when all rows were applied."""
-        # The rows of all other shards can be applied together.
         touched = {root % SHARDS for root in self._touched}
         shards = [shard for shard in shards if shard in touched] or shards
         rounds = [*(([shard], False) for shard in shards), ([], True)]

@@ -74,6 +74,8 @@ class Contents:
         found = self._kept.get(context.ref.key)
         if found is None:
             raise ContentsMissing(context)
+        # The list of a map is read once for each chunk of its items.
+        self._kept[context.ref.key] = found = found.decoded()
         self._kept.move_to_end(context.ref.key)
         return found
 

@@ -35,6 +35,9 @@ class Item:
     index: int
 
 
+_ANY_ITEM = Item(None, 0)
+
+
 class Scope:
     """The values that the expressions of one flow read, during one transaction.
 
@@ -95,6 +98,26 @@ class Scope:
                 return passed
             return self.refer(self._contents.resolve(passed, self._flow.root_id), namespace)
         return self.encoded(self.value(text, item), namespace, text)
+
+    def listed(self, text: str, namespace: str) -> tuple[Context, int]:
+        """The list of a map as a context, and its length.
+
+        An output that the expression only names is not stored again, and an input is not decoded
+        again: either may have 100,000 items.
+
+        Raises:
+            InvalidExpression: it cannot be evaluated, or is no list.
+            ContentsMissing: an object must be fetched first.
+        """
+        passed = self._passed(text)
+        values = self.value(text) if passed is None else self.resolved(passed)
+        if not isinstance(values, list):
+            raise InvalidExpression("the items of a map are a list", expression=text)
+        if passed is not None and (passed.ref is None or passed.ref.namespace == namespace):
+            return passed, len(values)
+        if passed is not None or self._input(text) is not _NOTHING:
+            return self.refer(Context(ContentType.JSON, value=values), namespace), len(values)
+        return self.encoded(values, namespace, text), len(values)
 
     def encoded(self, value: Any, namespace: str, text: str) -> Context:
         """A value as a context; the expression is named in errors.
@@ -225,6 +248,15 @@ def _shown(value: Any) -> str:
     """A value as JSON, in which definitions and inputs are written."""
     text = orjson.dumps(value).decode()
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
+
+
+def reads_item(text: str) -> bool:
+    """Whether the value of an expression of a map differs from item to item.
+
+    Raises:
+        InvalidExpression: it cannot be compiled.
+    """
+    return any(path.names[0] in ITEM_VARIABLES - FLOW_VARIABLES for path in _compile(text, _ANY_ITEM).paths)
 
 
 def _compile(text: str, item: Item | None) -> Expression:

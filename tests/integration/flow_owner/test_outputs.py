@@ -12,6 +12,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.flow_owner import contents
 from penstock.flow_owner.app import create_app
+from penstock.flow_owner.evaluation import Scope
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.postgres import tasks, types
 from penstock.worker import Child, Done, Fail, Spawn, Worker, WorkerSettings
@@ -35,6 +36,40 @@ async def live(store, count=1, flow_id=None):
         return found if len(found) == count else None
 
     return await wait_until(find)
+
+
+async def test_an_input_that_all_items_share_is_encoded_once(store, monkeypatch):
+    """F2: as are the defaults of a child flow, and a list that a map only names is not copied."""
+    encoded = []
+    original = Scope.encoded
+
+    def counted(self, value, namespace, text):
+        encoded.append(text)
+        return original(self, value, namespace, text)
+
+    monkeypatch.setattr(Scope, "encoded", counted)
+    child = definition("child", inputs={"n": {}, "m": {"default": 1}}, nodes={"t": task()})
+    each = {
+        "task": task(input='{"all": inputs.large}'),
+        "flow": {"kind": "flow", "flow": "child", "input": '{"n": inputs.large}'},
+        "item": task(input="[item]"),
+    }
+    parent = definition(
+        "parent",
+        inputs={"large": {}},
+        nodes={name: {"kind": "map", "items": "inputs.large", "each": one} for name, one in each.items()},
+    )
+    await store.define(child, parent)
+    flow_id = await store.start(parent, {"large": ["x" * 5_000, 1, 2]}, versions={"child": 1})
+    await store.advance()
+    assert sorted(encoded) == ["[item]"] * 3 + ['{"all": inputs.large}', '{"n": inputs.large}']
+    given = await store.pool.fetch(
+        "SELECT context_ref FROM task WHERE flow_id = $1 AND flow_node = 'task'", flow_id
+    )
+    assert len(given) == 3
+    assert len(set(given)) == 1
+    lists = await store.pool.fetch("SELECT DISTINCT list_ref FROM flow_node WHERE flow_id = $1", flow_id)
+    assert len(lists) == 1
 
 
 async def test_items_whose_flow_has_no_output_are_null(store):

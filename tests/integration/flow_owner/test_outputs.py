@@ -10,7 +10,7 @@ from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
-from penstock.flow_owner import contents
+from penstock.flow_owner import ending, result_lists
 from penstock.flow_owner.app import create_app
 from penstock.flow_owner.evaluation import Scope
 from penstock.flow_owner.settings import FlowsSettings
@@ -136,7 +136,7 @@ async def test_only_nodes_that_succeeded_have_an_output(store):
 
 async def test_a_result_that_cannot_be_read_is_null_and_named(store, settings, monkeypatch):
     """F1: a map whose items have results above the limit ends, and its reason names the limit."""
-    monkeypatch.setattr(contents, "LIMIT_BYTES", 1_000)
+    monkeypatch.setattr(result_lists, "LIMIT_BYTES", 1_000)
     flow = definition(
         inputs={"n": {}},
         nodes={
@@ -157,6 +157,7 @@ async def test_a_result_that_cannot_be_read_is_null_and_named(store, settings, m
     reason = await store.pool.fetchval(
         "SELECT reason FROM flow_node WHERE flow_id = $1 AND name = 'm'", flow_id
     )
+    assert "item 0: " in reason
     assert "1,000" in reason
 
 
@@ -190,8 +191,10 @@ async def test_an_object_is_fetched_beside_a_family_that_cannot_be_advanced(stor
         assert orjson.loads(last["context"]) == 2
 
 
-async def test_results_of_children_survive_an_unreachable_k(store, settings):
-    """F6: the stage gets the results of the children that succeeded, also when `k` was missed."""
+async def test_results_of_children_survive_an_unreachable_k(store, settings, monkeypatch):
+    """F6: the stage gets the results of the children that succeeded, also when `k` was missed, and
+    also when they are more than a transaction reads."""
+    monkeypatch.setattr(ending, "PART_ITEMS", 2)
     worker = Worker(WorkerSettings(kafka=settings.kafka, prefix=settings.prefix, objects=settings.objects))
 
     @worker.stage("a.start")

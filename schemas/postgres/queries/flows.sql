@@ -258,7 +258,7 @@ CROSS JOIN LATERAL (SELECT * FROM flow_node WHERE flow_id = k.flow_id AND name =
 SELECT name FROM flow_node WHERE flow_id = $1 AND (status = 'ready' OR status = 'running' AND total IS NOT NULL);
 
 -- name: item_results
--- The last results of some items of a map, by item. The columns of the index are named as it has them.
+-- The last results of some items of a map, by item. The index has the item as `coalesce`.
 SELECT DISTINCT ON (coalesce(flow_item, -1)) flow_item AS item, state, result_type, result, result_ref FROM task
 WHERE flow_id = $flow_id AND flow_node = $node AND coalesce(flow_item, -1) BETWEEN $first AND $last
 ORDER BY coalesce(flow_item, -1), flow_generation DESC;

@@ -221,7 +221,7 @@ class Scope:
                     variables["flow"] = self._flow_fields()
                 case ("nodes", name, *fields):
                     found = nodes.setdefault(name, {})
-                    self._add_node(found, name, fields[:1])
+                    self._add_node(found, name, fields[:1], is_size=path.names in expression.sizes)
         return variables
 
     def _flow_fields(self) -> dict[str, Any]:
@@ -235,12 +235,17 @@ class Scope:
             "tick": flow.tick.astimezone(UTC).isoformat().replace("+00:00", "Z") if flow.tick else None,
         }
 
-    def _add_node(self, found: dict[str, Any], name: str, fields: list[str]) -> None:
+    def _add_node(self, found: dict[str, Any], name: str, fields: list[str], *, is_size: bool) -> None:
         row = self._nodes.get((self._flow.id, name), NodeRow())
         found["status"] = row.state.status.value
         if row.state.case is not None:
             found["case"] = row.state.case
-        if row.state.status is NodeStatus.SUCCEEDED and (not fields or fields == ["output"]):
+        if row.state.status is not NodeStatus.SUCCEEDED or fields not in ([], ["output"]):
+            return
+        if is_size and row.state.items is not None and fields:
+            # The size of a list of results, which may be too large to be read, is that of the map.
+            found["output"] = [None] * row.state.items.total
+        else:
             found["output"] = self.resolved(row.output)
 
 

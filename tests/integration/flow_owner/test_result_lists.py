@@ -25,7 +25,9 @@ def joined(name="parent", **fields):
     """A map over the input `items`, and a task that gets the results."""
     each = fields.pop("each", task())
     nodes = {"m": {"kind": "map", "items": "inputs.items", "parallel": 100_000, "each": each, **fields}}
-    return definition(name, inputs={"items": {}}, nodes={**nodes, "u": task("m", input="nodes.m.output")})
+    nodes["u"] = task("m", input="nodes.m.output")
+    nodes["size"] = task("m", input='{"n": size(nodes.m.output)}')
+    return definition(name, inputs={"items": {}}, nodes=nodes)
 
 
 async def end_items(store, result="to_json(flow_item)::text"):
@@ -37,9 +39,9 @@ async def end_items(store, result="to_json(flow_item)::text"):
     )
 
 
-async def context_behind(store, flow_id):
-    """The value of the context of the task behind the map, and its key in the object store."""
-    [last] = await store.pool.fetch("SELECT * FROM task WHERE flow_id = $1 AND flow_node = 'u'", flow_id)
+async def context_behind(store, flow_id, node="u"):
+    """The value of the context of a task behind the map, and its key in the object store."""
+    [last] = await store.pool.fetch("SELECT * FROM task WHERE flow_id = $1 AND flow_node = $2", flow_id, node)
     if last["context_ref"] is None:
         return orjson.loads(last["context"]), None
     ref = orjson.loads(last["context_ref"])
@@ -85,7 +87,8 @@ async def test_a_long_list_has_the_outputs_of_child_flows_that_end_with_their_ma
 @pytest.mark.usefixtures("small_parts")
 async def test_an_owner_that_dies_before_the_join_leaves_the_same_object(store, database, tmp_path):
     """F2, O1: results that are larger together than the owner keeps are all in the list, and the
-    next owner writes the list to the same key. They became null."""
+    next owner writes the list to the same key. They became null. The size of the list is known
+    without them."""
     settings = FlowsSettings(postgres=database, objects=f"file://{tmp_path}/objects")
     flow = joined()
     await store.define(flow)
@@ -120,3 +123,4 @@ async def test_an_owner_that_dies_before_the_join_leaves_the_same_object(store, 
                 await owning._advance()
     assert await context_behind(store, flow_id) == (results, written[0])
     assert written[0] == written[1]
+    assert (await context_behind(store, flow_id, "size"))[0] == {"n": 5}

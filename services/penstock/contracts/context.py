@@ -306,17 +306,6 @@ class Context:
             return orjson.loads(data)
         return data if self.content_type is ContentType.BYTES else data.decode()
 
-    def decoded(self) -> Context:
-        """The same inline context, which keeps its decoded value for further calls of `decode`.
-
-        The callers share the value, so none may change it.
-        """
-        return (
-            self
-            if self._value is not _NO_VALUE
-            else Context(self.content_type, self.data, value=self.decode())
-        )
-
     def to_wire(self, name: str = "context") -> dict[str, Any]:
         """The fields of the record: `content_type`, and `<name>` or `<name>_ref`."""
         if self.ref is not None:

@@ -78,7 +78,8 @@ class Contents:
         if found is None:
             raise ContentsMissing(context)
         # The list of a map is read once for each chunk of its items.
-        self._kept[context.ref.key] = found = found.decoded()
+        found = Context(found.content_type, found.data, value=found.decode())
+        self._kept[context.ref.key] = found
         self._kept.move_to_end(context.ref.key)
         return found
 

@@ -260,18 +260,18 @@ CROSS JOIN LATERAL (SELECT * FROM flow_node WHERE flow_id = k.flow_id AND name =
 SELECT name FROM flow_node WHERE flow_id = $1 AND (status = 'ready' OR status = 'running' AND total IS NOT NULL);
 
 -- name: item_results
--- The last results of the items of a map, by item.
-SELECT DISTINCT ON (flow_item) flow_item AS item, state, result_type, result, result_ref FROM task
-WHERE flow_id = $1 AND flow_node = $2 AND flow_item IS NOT NULL
-ORDER BY flow_item, flow_generation DESC;
+-- The last results of some items of a map, by item. The index has the item as `coalesce`.
+SELECT DISTINCT ON (coalesce(flow_item, -1)) flow_item AS item, state, result_type, result, result_ref FROM task
+WHERE flow_id = $flow_id AND flow_node = $node AND coalesce(flow_item, -1) BETWEEN $first AND $last
+ORDER BY coalesce(flow_item, -1), flow_generation DESC;
 
 -- name: item_outputs
--- The outputs of the last child flows of the items of a map, by item. A flow without an output has
+-- The outputs of the last child flows of some items of a map, by item. A flow without an output has
 -- no type.
-SELECT DISTINCT ON (parent_item) parent_item AS item, status AS state, output AS result, output_ref AS result_ref,
-       CASE WHEN output IS NOT NULL OR output_ref IS NOT NULL THEN 'json' END AS result_type
-FROM flow WHERE parent_id = $1 AND parent_node = $2 AND parent_item IS NOT NULL
-ORDER BY parent_item, parent_generation DESC;
+SELECT DISTINCT ON (coalesce(parent_item, -1)) parent_item AS item, status AS state, output AS result,
+       output_ref AS result_ref, CASE WHEN output IS NOT NULL OR output_ref IS NOT NULL THEN 'json' END AS result_type
+FROM flow WHERE parent_id = $flow_id AND parent_node = $node AND coalesce(parent_item, -1) BETWEEN $first AND $last
+ORDER BY coalesce(parent_item, -1), parent_generation DESC;
 
 -- name: claimed
 -- The given nodes whose task a worker has claimed.

@@ -12,7 +12,18 @@ from typing import Any
 from cel_expr_python import cel
 
 from penstock.cel.bounds import MAX_LOOPS, MAX_SIZE, MAX_STEPS, MAX_WORK, Estimate, loops
-from penstock.cel.syntax import Call, Comprehension, Literal, Node, Path, Select, parse_tree, paths, walk
+from penstock.cel.syntax import (
+    Call,
+    Comprehension,
+    Literal,
+    Node,
+    Path,
+    Select,
+    parse_tree,
+    paths,
+    sizes,
+    walk,
+)
 from penstock.errors import InvalidExpression
 
 # Room for the largest map of inputs. What needs more is a task.
@@ -35,6 +46,7 @@ class Expression:
     Attributes:
         text: its source.
         paths: the data that it reads, as far as its text names it.
+        sizes: those of the paths of which it reads nothing but the size.
         type: the type of its value as far as it is certain: `BOOL`, `INT`, `UINT`, `DOUBLE`,
             `STRING`, `LIST`, `MAP`, `NULL`, `TIMESTAMP` or another of CEL; `DYN` if it is not.
     """
@@ -43,6 +55,7 @@ class Expression:
         self.text = text
         self.paths: tuple[Path, ...] = tuple(paths(tree))
         self.type: str = compiled.return_type().name().partition("<")[0]
+        self.sizes: frozenset[tuple[str, ...]] = frozenset(sizes(tree))
         self._compiled = compiled
         self._tree = tree
         self._read = _tree_of(path.names for path in self.paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -191,3 +192,18 @@ def paths(node: Node, bound: frozenset[str] = frozenset()) -> Iterator[Path]:
         return
     for part in children(node):
         yield from paths(part, bound)
+
+
+def sizes(node: Node) -> Iterator[tuple[str, ...]]:
+    """The paths of which an expression reads nothing but the size."""
+    read = Counter(path.names for path in paths(node))
+    sized = Counter(
+        path.names
+        for call in walk(node)
+        if isinstance(call, Call) and call.function == "size" and len(call.arguments) == 1
+        if (path := path_of(call.arguments[0])) is not None
+    )
+    for names, count in sized.items():
+        related = (other for other in read if other[: len(names)] == names[: len(other)])
+        if list(related) == [names] and read[names] == count:
+            yield names

@@ -68,8 +68,12 @@ class ObjectRef:
     @classmethod
     def of(cls, data: bytes, namespace: str = DEFAULT_NAMESPACE) -> ObjectRef:
         """The reference of a context's bytes: namespace and digest name its place."""
-        digest = hashlib.sha256(data).hexdigest()
-        return cls(_key_of(digest, namespace), digest, len(data))
+        return cls.named(hashlib.sha256(data).hexdigest(), len(data), namespace)
+
+    @classmethod
+    def named(cls, digest: str, size: int, namespace: str) -> ObjectRef:
+        """The reference of a context of so many bytes with this SHA-256."""
+        return cls(_key_of(digest, namespace), digest, size)
 
     @property
     def namespace(self) -> str:

@@ -14,6 +14,7 @@ from penstock.core.flow.messages import Began, Message
 from penstock.flow_owner.contents import Contents
 from penstock.flow_owner.definitions import Definition, Definitions
 from penstock.flow_owner.evaluation import Scope
+from penstock.flow_owner.result_lists import ItemResults
 from penstock.postgres import flow_writes, flows
 from penstock.postgres.flow_writes import NewChild, NewLimit, NewNote, NewTask, NewWait, Wake
 from penstock.postgres.flows import SHARDS, FlowRow, NodeRow
@@ -51,6 +52,8 @@ class Batch:
         events: to enqueue.
         ended: flows whose limits and waits are to be deleted.
         unstored: objects to store before the commit, by root flow and key.
+        uncollected: lists of results to collect before the decision, by root flow.
+        ended_items: maps whose child flows have ended in this transaction, by flow and name.
         outbox: to be published after the commit.
         waiting: flows with new waits, whose events may be there already.
         waiting_runs: flows with new waits for other flows, which may have ended already.
@@ -81,6 +84,8 @@ class Batch:
     events: list[PendingEvent] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     unstored: dict[int, dict[str, tuple[Context, str]]] = field(default_factory=dict)
+    uncollected: dict[int, list[ItemResults]] = field(default_factory=dict)
+    ended_items: set[NodeKey] = field(default_factory=set)
     outbox: list[OutboxEntry] = field(default_factory=list)
     waiting: set[int] = field(default_factory=set)
     waiting_runs: set[int] = field(default_factory=set)

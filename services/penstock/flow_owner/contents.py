@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from penstock.contracts.context import INLINE_LIMIT_BYTES, Context, ObjectRef
 from penstock.errors import CorruptObject, InvalidExpression, TooLarge
+from penstock.flow_owner.result_lists import LIMIT_BYTES, ResultLists
 from penstock.objects import ObjectStore
 
 # Bytes of contents that one process keeps.
@@ -22,8 +23,6 @@ PINNED_BYTES = 256 * 1024 * 1024
 # Digests of objects that are known to be in the store.
 _STORED_KEPT = 100_000
 _CONCURRENT = 16
-# The largest object that an expression may read.
-LIMIT_BYTES = 64 * 1024 * 1024
 
 
 class ContentsMissing(Exception):  # noqa: N818 (a signal to the owner, which handles it)
@@ -39,9 +38,13 @@ class Contents:
 
     Args:
         objects: the store.
+
+    Attributes:
+        lists: lists of results of maps.
     """
 
     def __init__(self, objects: ObjectStore) -> None:
+        self.lists = ResultLists(objects)
         self._objects = objects
         self._kept: OrderedDict[str, Context] = OrderedDict()
         self._kept_bytes = 0
@@ -74,6 +77,9 @@ class Contents:
         found = self._kept.get(context.ref.key)
         if found is None:
             raise ContentsMissing(context)
+        # The list of a map is read once for each chunk of its items.
+        found = Context(found.content_type, found.data, value=found.decode())
+        self._kept[context.ref.key] = found
         self._kept.move_to_end(context.ref.key)
         return found
 

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC
+from functools import partial
 from typing import Any
+
+import orjson
 
 from penstock.contracts.context import ContentType, Context
 from penstock.contracts.event import FINAL_EVENTS, Event
 from penstock.core.access import namespace_of
 from penstock.core.flow.messages import Ended, ItemEnded, Refuse
+from penstock.core.flow.result_parts import PART_ITEMS
 from penstock.core.flow.state import FlowStatus, Items, NodeStatus, Outcome
 from penstock.core.flow.waiting import EVENT
 from penstock.errors import InvalidExpression
 from penstock.flow_owner.batch import Batch
 from penstock.flow_owner.evaluation import Scope
+from penstock.flow_owner.result_lists import Collected, Faults, ItemResults, encoded, fetch_part, result_of
 from penstock.postgres import advance
 from penstock.postgres.flow_writes import NewNote, Wake
 from penstock.postgres.flows import SHARDS, FlowRow, ParentPlace
 from penstock.postgres.outbox import PendingEvent
-from penstock.postgres.queries import execute, fetch, fetchrow, query
-from penstock.postgres.tasks import context_of
+from penstock.postgres.queries import execute, fetch, fetchrow
 
 # Tasks that one transaction cancels.
 CANCEL_CHUNK = 1_000
@@ -68,6 +72,11 @@ async def end_flow(batch: Batch, flow: FlowRow) -> None:
         state=flow.state.status.value,
         detail={"flow": flow.id},
     )
+    if (parent.flow_id, parent.node) in batch.contents.lists.committed_first:
+        batch.notes.append(note)
+        return
+    if parent.item is not None:
+        batch.ended_items.add((parent.flow_id, parent.node))
     batch.send(note, child_end(batch, flow.id, parent, flow.state.status, flow.output, flow.error))
 
 
@@ -114,32 +123,40 @@ def refuse(batch: Batch, flow: FlowRow, action: Refuse) -> None:
 async def collect_output(batch: Batch, flow: FlowRow, name: str) -> None:
     """Sets the output of a map that succeeded: the results of its items, null where one failed.
 
-    A result that can never be read is null, too, and the node's reason says why: otherwise the flow
+    A result that can never be read is null, too, and the node's reason says so: otherwise the flow
     would never end.
+
+    Raises:
+        Uncollected: the list must be collected first.
     """
-    faults: list[str] = []
-    values = await _item_values(batch, flow, name, faults)
-    # After the values, because reading them writes what has changed so far.
+    found = await _results(batch, flow, name)
+    # After the results, because reading them writes what has changed so far.
     row = batch.changed_node(flow, name)
-    if faults:
-        row.state = row.state._replace(reason=faults[0])
-    row.output = batch.scope(flow).refer(Context.encode(values), namespace_of(flow.name))
+    if found.fault:
+        row.state = row.state._replace(reason=found.fault)
+    row.output = found.context
 
 
-async def _item_values(batch: Batch, flow: FlowRow, name: str, faults: list[str]) -> list[Any]:
-    """The results of the items of a map, null for each that did not succeed or cannot be read."""
+async def _results(batch: Batch, flow: FlowRow, name: str, opening: bytes | None = None) -> Collected:
+    """The list of the results of a map, or the context that has it behind `opening`."""
+    node = batch.nodes[flow.id, name].state
     is_task = batch.definition(flow).nodes[name]["each"]["kind"] == "task"
-    statement = "flows.item_results" if is_task else "flows.item_outputs"
+    total = node.items.total if node.items is not None else 0
+    wanted = ItemResults(flow.id, name, node.generation, total, is_task, namespace_of(flow.name), opening)
+    fetch_here = partial(fetch, batch.connection)
     if not is_task:
         # A child flow that ended in this transaction has its output in memory.
         await batch.write()
-    items = batch.nodes[flow.id, name].state.items
-    values: list[Any] = [None] * (items.total if items is not None else 0)
-    scope = batch.scope(flow)
-    for record in await batch.connection.fetch(query(statement), flow.id, name):
-        if record["state"] == "succeeded":
-            values[record["item"]] = _readable(scope, context_of(record, "result"), faults)
-    return values
+    if total <= PART_ITEMS:
+        rows = await fetch_part(wanted, fetch_here, range(total))
+        contexts = [result_of(row) for row in rows]
+        if all(context is None or context.ref is None for context in contexts):
+            faults = Faults()
+            pieces = [encoded(item, context, faults) for item, context in enumerate(contexts)]
+            context = Context(ContentType.JSON, wanted.framed(pieces, faults))
+            return Collected(batch.scope(flow).refer(context, wanted.namespace), faults.reason)
+    is_committed = (flow.id, name) not in batch.ended_items
+    return await batch.contents.lists.get(wanted, fetch_here, is_committed=is_committed)
 
 
 def _readable(scope: Scope, context: Context | None, faults: list[str]) -> Any:
@@ -234,19 +251,31 @@ async def _woken_context(batch: Batch, flow: FlowRow) -> Context:
         if state.status is not NodeStatus.SUCCEEDED and state.timed_out is None:
             context["error"] = state.reason
     else:
-        items = state.items or Items()
-        context["children"] = children = {
-            "total": items.total,
-            "succeeded": items.succeeded,
-            "unsuccessful": items.unsuccessful,
-            "results": _readable(scope, flow.output, faults),
-        }
-        if state.status is not NodeStatus.SUCCEEDED:
-            children["results"] = await _item_values(batch, flow, name, faults)
-            children["error"] = state.reason
+        return await _woken_by_children(batch, flow, name, context, faults)
     if faults:
         context["error"] = faults[0]
     return scope.refer(Context.encode(context), namespace_of(flow.name))
+
+
+async def _woken_by_children(
+    batch: Batch, flow: FlowRow, name: str, context: dict[str, Any], faults: Sequence[str]
+) -> Context:
+    """The context of a task that has waited for its children, with the list of their results."""
+    state = batch.nodes[flow.id, name].state
+    items = state.items or Items()
+    children: dict[str, Any] = {
+        "total": items.total,
+        "succeeded": items.succeeded,
+        "unsuccessful": items.unsuccessful,
+    }
+    if state.status is not NodeStatus.SUCCEEDED:
+        children["error"] = state.reason
+    if faults:
+        context["error"] = faults[0]
+    context["children"] = children
+    # The results come last, so the object of the children and that around it are left open.
+    opening = orjson.dumps(context)[:-2] + b',"results":'
+    return (await _results(batch, flow, name, opening)).context
 
 
 async def _output(batch: Batch, flow: FlowRow) -> tuple[Context | None, str | None]:

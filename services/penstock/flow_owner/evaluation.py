@@ -35,6 +35,9 @@ class Item:
     index: int
 
 
+_ANY_ITEM = Item(None, 0)
+
+
 class Scope:
     """The values that the expressions of one flow read, during one transaction.
 
@@ -95,6 +98,26 @@ class Scope:
                 return passed
             return self.refer(self._contents.resolve(passed, self._flow.root_id), namespace)
         return self.encoded(self.value(text, item), namespace, text)
+
+    def listed(self, text: str, namespace: str) -> tuple[Context, int]:
+        """The list of a map as a context, and its length.
+
+        An output that the expression only names is not stored again, and an input is not decoded
+        again: either may have 100,000 items.
+
+        Raises:
+            InvalidExpression: it cannot be evaluated, or is no list.
+            ContentsMissing: an object must be fetched first.
+        """
+        passed = self._passed(text)
+        values = self.value(text) if passed is None else self.resolved(passed)
+        if not isinstance(values, list):
+            raise InvalidExpression("the items of a map are a list", expression=text)
+        if passed is not None and (passed.ref is None or passed.ref.namespace == namespace):
+            return passed, len(values)
+        if passed is not None or self._input(text) is not _NOTHING:
+            return self.refer(Context(ContentType.JSON, value=values), namespace), len(values)
+        return self.encoded(values, namespace, text), len(values)
 
     def encoded(self, value: Any, namespace: str, text: str) -> Context:
         """A value as a context; the expression is named in errors.
@@ -198,7 +221,7 @@ class Scope:
                     variables["flow"] = self._flow_fields()
                 case ("nodes", name, *fields):
                     found = nodes.setdefault(name, {})
-                    self._add_node(found, name, fields[:1])
+                    self._add_node(found, name, fields[:1], is_size=path.names in expression.sizes)
         return variables
 
     def _flow_fields(self) -> dict[str, Any]:
@@ -212,12 +235,17 @@ class Scope:
             "tick": flow.tick.astimezone(UTC).isoformat().replace("+00:00", "Z") if flow.tick else None,
         }
 
-    def _add_node(self, found: dict[str, Any], name: str, fields: list[str]) -> None:
+    def _add_node(self, found: dict[str, Any], name: str, fields: list[str], *, is_size: bool) -> None:
         row = self._nodes.get((self._flow.id, name), NodeRow())
         found["status"] = row.state.status.value
         if row.state.case is not None:
             found["case"] = row.state.case
-        if row.state.status is NodeStatus.SUCCEEDED and (not fields or fields == ["output"]):
+        if row.state.status is not NodeStatus.SUCCEEDED or fields not in ([], ["output"]):
+            return
+        if is_size and row.state.items is not None and fields:
+            # The size of a list of results, which may be too large to be read, is that of the map.
+            found["output"] = [None] * row.state.items.total
+        else:
             found["output"] = self.resolved(row.output)
 
 
@@ -225,6 +253,15 @@ def _shown(value: Any) -> str:
     """A value as JSON, in which definitions and inputs are written."""
     text = orjson.dumps(value).decode()
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]} …"
+
+
+def reads_item(text: str) -> bool:
+    """Whether the value of an expression of a map differs from item to item.
+
+    Raises:
+        InvalidExpression: it cannot be compiled.
+    """
+    return any(path.names[0] in ITEM_VARIABLES - FLOW_VARIABLES for path in _compile(text, _ANY_ITEM).paths)
 
 
 def _compile(text: str, item: Item | None) -> Expression:

@@ -14,6 +14,7 @@ from functools import partial
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.context import Context
 from penstock.flow_owner.contents import Contents
+from penstock.flow_owner.result_lists import Fetch, ItemResults
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +28,17 @@ class HeldFamilies:
     """The families that wait, by root flow.
 
     Args:
-        contents: fetches and stores objects.
+        contents: fetches and stores objects, and collects lists of results.
+        fetch: runs a named statement outside the owner's transactions.
         wake: called when a family waits no longer.
 
     Attributes:
         reasons: why each of them waits.
     """
 
-    def __init__(self, contents: Contents, wake: Callable[[], None]) -> None:
+    def __init__(self, contents: Contents, fetch: Fetch, wake: Callable[[], None]) -> None:
         self._contents = contents
+        self._fetch = fetch
         self._wake = wake
         self._waits: set[asyncio.Task[None]] = set()
         self._resumed: list[int] = []
@@ -59,13 +62,17 @@ class HeldFamilies:
         self._narrow -= roots
 
     def hold_postponed(
-        self, missing: dict[int, list[Context]], unstored: dict[int, dict[str, tuple[Context, str]]]
+        self,
+        missing: dict[int, list[Context]],
+        unstored: dict[int, dict[str, tuple[Context, str]]],
+        uncollected: dict[int, list[ItemResults]],
     ) -> None:
-        """Holds families until their objects are fetched and stored.
+        """Holds families until their objects are fetched and stored, and their lists collected.
 
         Args:
             missing: references of objects that are not in memory, by root flow.
             unstored: contexts to be stored, each with its namespace, by root flow and key.
+            uncollected: lists of results, by root flow.
         """
         for root in {*missing, *unstored}:
             contexts = missing.get(root, [])
@@ -78,7 +85,8 @@ class HeldFamilies:
                     self._contents.unpin([root])
                     self._narrow.add(root)
             stored = list(unstored.get(root, {}).values())
-            self._hold(root, "waits for the object store", partial(self._exchange, contexts, stored))
+            lists = uncollected.get(root, [])
+            self._hold(root, "waits for the object store", partial(self._exchange, contexts, stored, lists))
 
     def hold_locked(self, roots: Iterable[int]) -> None:
         """Holds families for a moment whose rows another transaction locks."""
@@ -102,11 +110,16 @@ class HeldFamilies:
             wait.cancel()
         await asyncio.gather(*self._waits, return_exceptions=True)
 
-    async def _exchange(self, contexts: list[Context], unstored: list[tuple[Context, str]]) -> None:
+    async def _exchange(
+        self, contexts: list[Context], unstored: list[tuple[Context, str]], lists: list[ItemResults]
+    ) -> None:
         await retry_until_available(lambda: self._contents.fetch(contexts), waiting_for="contents of flows")
         await retry_until_available(
             lambda: self._contents.store(unstored), waiting_for="storing the contents of flows"
         )
+        for each in lists:
+            collect = partial(self._contents.lists.collect, each, self._fetch)
+            await retry_until_available(collect, waiting_for="lists of results of flows")
 
     def _hold(self, root: int, reason: str, until: Callable[[], Awaitable[None]]) -> None:
         if root in self.reasons:

@@ -40,12 +40,13 @@ _ALL = [str(shard) for shard in range(SHARDS)]
 
 
 class _Postponed(Exception):  # noqa: N818 (ends a transaction without effect)
-    """Families need objects that this process does not have, or has not stored."""
+    """Families need objects or lists that this process does not have, or has not stored."""
 
     def __init__(self, batch: Batch, missing: dict[int, list[Context]]) -> None:
         super().__init__()
         self.missing = missing
         self.unstored = batch.unstored
+        self.uncollected = batch.uncollected
 
 
 class Owner:
@@ -73,7 +74,7 @@ class Owner:
         self._wake = asyncio.Event()
         self._ownership = Ownership(session, GROUP, settings.flow_own_retry_s, self._wake.set)
         self._work = ShardWork(session)
-        self._families = HeldFamilies(contents, self._wake.set)
+        self._families = HeldFamilies(contents, session.fetch, self._wake.set)
         self._steps = 0
         self._size = TransactionSize(settings.flow_batch)
         # Root flows of the last transaction.
@@ -154,7 +155,7 @@ class Owner:
         except (LockConflict, FlowsLocked, _Postponed) as reason:
             self._work.put_back(shards, is_due=is_due)
             if isinstance(reason, _Postponed):
-                self._families.hold_postponed(reason.missing, reason.unstored)
+                self._families.hold_postponed(reason.missing, reason.unstored, reason.uncollected)
             elif isinstance(reason, FlowsLocked):
                 self._families.hold_locked(reason.roots)
             else:
@@ -235,7 +236,7 @@ class Owner:
                     rounds.pop(0)
             except _Postponed as reason:
                 # The family is held until its objects are here, so that the next row is another's.
-                self._families.hold_postponed(reason.missing, reason.unstored)
+                self._families.hold_postponed(reason.missing, reason.unstored, reason.uncollected)
             except FlowsLocked as locked:
                 self._families.hold_locked(locked.roots)
             except LockConflict:

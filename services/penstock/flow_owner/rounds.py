@@ -56,6 +56,7 @@ from penstock.flow_owner.ending import (
     refuse,
     report,
 )
+from penstock.flow_owner.result_lists import Uncollected
 from penstock.flow_owner.starting import open_items, reopen_items, start
 from penstock.postgres.flow_writes import NewLimit, NewNote
 from penstock.postgres.flows import SHARDS, FlowRow, NodeRow, ParentPlace, json_of
@@ -77,7 +78,8 @@ async def apply(
     """Applies rows of the inbox and limits that are due, and writes what follows.
 
     Returns:
-        By root flow, the objects that must be fetched first. Then nothing may be committed.
+        By root flow, the objects that must be fetched first; none where a list of results must be
+        collected, or committed, first. If it has any root flow, nothing may be committed.
 
     Raises:
         NotFound: a definition is missing.
@@ -114,6 +116,10 @@ async def _round(batch: Batch, missing: dict[int, list[Context]]) -> None:
             await _decide(batch, flow, current[flow_id])
         except ContentsMissing as error:
             missing.setdefault(flow.root_id, []).append(error.context)
+        except Uncollected as error:
+            missing.setdefault(flow.root_id, [])
+            if error.results is not None:
+                batch.uncollected.setdefault(flow.root_id, []).append(error.results)
     await batch.insert_children()
 
 

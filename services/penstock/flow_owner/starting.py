@@ -5,11 +5,12 @@ An expression that fails, fails its node or item, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from penstock.contracts.context import Context
 from penstock.core.access import namespace_of
 from penstock.core.flow import tick_wait
 from penstock.core.flow.messages import (
@@ -28,7 +29,7 @@ from penstock.core.flow.waiting import event_problem
 from penstock.core.task import Priority
 from penstock.errors import InvalidExpression, NotFound
 from penstock.flow_owner.batch import Batch
-from penstock.flow_owner.evaluation import Item
+from penstock.flow_owner.evaluation import Item, reads_item
 from penstock.postgres.flow_writes import NewChild, NewLimit, NewNote, NewTask, NewWait
 from penstock.postgres.flows import FlowRow
 from penstock.postgres.queries import execute, fetch, fetchval
@@ -46,7 +47,7 @@ async def start(batch: Batch, flow: FlowRow, action: Start) -> None:
     try:
         match action.kind:
             case NodeKind.TASK:
-                batch.tasks.append(_task(batch, flow, action.node, action.generation, node, None))
+                batch.tasks.append(_task(batch, flow, action.node, action.generation, node))
             case NodeKind.FLOW:
                 await _start_child(batch, flow, action, node)
             case NodeKind.SWITCH:
@@ -106,28 +107,55 @@ async def _open(batch: Batch, flow: FlowRow, name: str, generation: int, indexes
     batch.work += len(indexes)
     if "spawned" in each:
         await _load_types(batch, [values[index] for index in indexes])
+    shared = _SharedInput()
     for index in indexes:
         item = Item(values[index], index)
         try:
             if "spawned" in each:
                 batch.tasks.append(_spawned(batch, flow, name, generation, item))
             elif each["kind"] == NodeKind.TASK:
-                batch.tasks.append(_task(batch, flow, name, generation, each, item))
+                batch.tasks.append(_task(batch, flow, name, generation, each, item, shared))
             else:
-                batch.children.append(await _child(batch, flow, name, generation, each, item))
+                batch.children.append(await _child(batch, flow, name, generation, each, item, shared))
         except (InvalidExpression, NotFound):
             batch.add(flow.id, ItemEnded(name, index, generation, Outcome.FAILED))
 
 
+class _SharedInput:
+    """The input of items whose expression does not read the item, so they all have the same.
+
+    It is evaluated, encoded and stored once for a chunk of items: it may have megabytes.
+    """
+
+    def __init__(self) -> None:
+        self._found: Context | None = None
+
+    def get(self, text: str | None, evaluate: Callable[[], Context]) -> Context:
+        """The input of an item; errors as `evaluate`."""
+        if self._found is None:
+            found = evaluate()
+            if text is not None and reads_item(text):
+                return found
+            self._found = found
+        return self._found
+
+
 def _task(
-    batch: Batch, flow: FlowRow, name: str, generation: int, node: Mapping[str, Any], item: Item | None
+    batch: Batch,
+    flow: FlowRow,
+    name: str,
+    generation: int,
+    node: Mapping[str, Any],
+    item: Item | None = None,
+    shared: _SharedInput | None = None,
 ) -> NewTask:
-    scope = batch.scope(flow)
+    scope, text = batch.scope(flow), node.get("input")
+    shared = shared or _SharedInput()
     return NewTask(
         type=node["type"],
         stage=node.get("stage"),
         priority=int(Priority[node.get("priority", Priority.MEDIUM.name)]),
-        context=scope.context(node.get("input"), namespace_of(node["type"]), item),
+        context=shared.get(text, lambda: scope.context(text, namespace_of(node["type"]), item)),
         key=scope.key(node.get("key"), item),
         flow=flow,
         node=name,
@@ -188,7 +216,7 @@ async def _start_child(batch: Batch, flow: FlowRow, action: Start, node: Mapping
         if child is not None:
             await _continue(batch, {child}, action.generation)
             return
-    batch.children.append(await _child(batch, flow, action.node, action.generation, node, None))
+    batch.children.append(await _child(batch, flow, action.node, action.generation, node))
 
 
 async def _continue(batch: Batch, children: set[int], generation: int) -> None:
@@ -209,7 +237,13 @@ async def _continue(batch: Batch, children: set[int], generation: int) -> None:
 
 
 async def _child(
-    batch: Batch, flow: FlowRow, name: str, generation: int, node: Mapping[str, Any], item: Item | None
+    batch: Batch,
+    flow: FlowRow,
+    name: str,
+    generation: int,
+    node: Mapping[str, Any],
+    item: Item | None = None,
+    shared: _SharedInput | None = None,
 ) -> NewChild:
     child = node["flow"]
     version = node.get("version") or flow.versions.get(child)
@@ -217,9 +251,13 @@ async def _child(
         raise NotFound(f"there was no definition {child!r} when the flow started")
     await batch.definitions.load(batch.connection, {(child, int(version))})
     definition = batch.definitions.get(child, int(version))
-    text = node.get("input")
-    given = {} if text is None else batch.scope(flow).value(text, item)
-    inputs = with_defaults(given, definition.inputs, child, text or "")
+    scope, text = batch.scope(flow), node.get("input")
+
+    def inputs() -> Context:
+        given = {} if text is None else scope.value(text, item)
+        complete = with_defaults(given, definition.inputs, child, text or "")
+        return scope.encoded(complete, namespace_of(child), text or "")
+
     return NewChild(
         parent=flow,
         node=name,
@@ -228,7 +266,7 @@ async def _child(
         name=child,
         version=int(version),
         unfinished=len(definition.nodes),
-        inputs=batch.scope(flow).encoded(inputs, namespace_of(child), text or ""),
+        inputs=(shared or _SharedInput()).get(text, inputs),
     )
 
 
@@ -296,14 +334,10 @@ def _set_timer(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, An
 
 
 def _list(batch: Batch, flow: FlowRow, action: Start, node: Mapping[str, Any]) -> None:
-    scope = batch.scope(flow)
-    values = scope.value(node["items"])
-    if not isinstance(values, list):
-        raise InvalidExpression("the items of a map are a list", expression=node["items"])
-    if len(values) > MAX_ITEMS:
+    found, count = batch.scope(flow).listed(node["items"], namespace_of(flow.name))
+    if count > MAX_ITEMS:
         raise InvalidExpression(
-            f"{len(values):,} items; {MAX_ITEMS:,} is the limit: nest two maps", expression=node["items"]
+            f"{count:,} items; {MAX_ITEMS:,} is the limit: nest two maps", expression=node["items"]
         )
-    row = batch.changed_node(flow, action.node)
-    row.list = scope.encoded(values, namespace_of(flow.name), node["items"])
-    batch.add(flow.id, Listed(action.node, action.generation, len(values)))
+    batch.changed_node(flow, action.node).list = found
+    batch.add(flow.id, Listed(action.node, action.generation, count))

@@ -247,6 +247,7 @@ class ObjectStore:
             ObjectsUnavailable: the object is not stored.
             Exception: any exception of `chunks`.
         """
+        self._require_folder()
         with self._failing(f"does not store {object_key}"):
             await obstore.put_async(
                 self._store, object_key, chunks, chunk_size=_CHUNK_BYTES, max_concurrency=_CONCURRENT_PARTS

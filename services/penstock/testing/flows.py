@@ -18,6 +18,7 @@ from penstock.errors import Conflict, InvalidRecord, NotFound, RecoveryRefused, 
 from penstock.flow_owner.batch import Batch
 from penstock.flow_owner.contents import Contents
 from penstock.flow_owner.definitions import Definitions
+from penstock.flow_owner.result_lists import Collected, Fetch, ItemResults, ResultLists
 from penstock.flow_owner.rounds import apply
 from penstock.flows.validation import validate
 from penstock.postgres import flow_commands, flow_definitions, flow_documents, flow_views
@@ -38,11 +39,20 @@ from penstock.testing.task_statements import TaskStatements
 T = TypeVar("T")
 
 
+class _ListsAtOnce(ResultLists):
+    """Lists that are collected within the decision."""
+
+    async def get(self, results: ItemResults, fetch: Fetch, *, is_committed: bool) -> Collected:
+        await self.collect(results, fetch)
+        return await super().get(results, fetch, is_committed=is_committed)
+
+
 class _KeptContents(Contents):
     """Contents that are always here, so that no decision waits for the object store."""
 
     def __init__(self, objects: KeptObjects) -> None:
         super().__init__(objects)
+        self.lists = _ListsAtOnce(objects)
         self._all = objects
 
     def resolve(self, context: Context, root: int) -> Context:  # noqa: ARG002 (nothing is evicted)

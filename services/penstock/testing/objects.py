@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from penstock.contracts.context import INLINE_LIMIT_BYTES, Context, ObjectRef
+from collections.abc import AsyncIterator
+
+from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context, ObjectRef
 from penstock.errors import CorruptObject
 from penstock.objects import ObjectStore
 
@@ -25,6 +27,11 @@ class KeptObjects(ObjectStore):
     async def check_in(self, context: Context, namespace: str) -> Context:
         """As `keep`."""
         return self.keep(context, namespace)
+
+    async def put_chunks(self, object_key: str, chunks: AsyncIterator[bytes]) -> None:
+        """Keeps a JSON context, which comes in chunks."""
+        data = b"".join([chunk async for chunk in chunks])
+        self._kept[object_key] = Context(ContentType.JSON, data)
 
     def keep(self, context: Context, namespace: str) -> Context:
         """Keeps a large context, and returns its reference; others are unchanged."""

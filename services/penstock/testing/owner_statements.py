@@ -49,19 +49,20 @@ class OwnerStatements(Statements):
         return (node for (one, _name), node in self._rows.nodes.items() if one == flow_id)
 
     @answers("flows.item_results")
-    def _item_results(self, flow_id: int, node: str) -> Iterator[Row]:
-        last: dict[int, TaskRow] = {}
+    def _item_results(self, flow_id: int, node: str, first: int, last: int) -> Iterator[Row]:
+        newest: dict[int, TaskRow] = {}
         for row in self._tasks.of_flow(flow_id, node):
             assert row.flow is not None
-            if row.flow.item is not None:
-                last[row.flow.item] = row
-        for item, row in sorted(last.items()):
+            if row.flow.item is not None and first <= row.flow.item <= last:
+                newest[row.flow.item] = row
+        for item, row in sorted(newest.items()):
             yield Row(item=item, state=row.state.value, **result_columns(row.result))
 
     @answers("flows.item_outputs")
-    def _item_outputs(self, flow_id: int, node: str) -> Iterator[Row]:
-        last = {flow["parent_item"]: flow for flow in self._rows.children(flow_id, node)}
-        for item, flow in sorted(last.items()):
+    def _item_outputs(self, flow_id: int, node: str, first: int, last: int) -> Iterator[Row]:
+        children = self._rows.children(flow_id, node)
+        newest = {flow["parent_item"]: flow for flow in children if first <= flow["parent_item"] <= last}
+        for item, flow in sorted(newest.items()):
             has_output = flow["output"] is not None or flow["output_ref"] is not None
             yield Row(
                 item=item,

@@ -159,16 +159,27 @@ class Owner:
             async with self.pool.acquire() as connection:
                 return await self.advance_once(limit, connection)
         with translated():
-            async with connection.transaction():
+            transaction = connection.transaction()
+            await transaction.start()
+            try:
                 inbox = await fetch(
                     connection, "flows.take", shards=SHARDS, each=limit, held=[], most=limit * len(SHARDS)
                 )
                 due = await connection.fetch(query("flows.due"), SHARDS, limit, [])
                 batch = Batch(connection, self.definitions, self.contents, "urn:test", self.budget)
                 missing = await apply(batch, inbox, due)
-                assert not missing
                 for unstored in batch.unstored.values():
                     await self.contents.store(unstored.values())
+            except BaseException:
+                await transaction.rollback()
+                raise
+            await (transaction.rollback() if missing else transaction.commit())
+        if missing:
+            assert not any(missing.values())
+            for lists in batch.uncollected.values():
+                for each in lists:
+                    await self.contents.lists.collect(each, partial(fetch, self.pool))
+            return True
         await match_events(self.pool, flow_ids=sorted(batch.waiting))
         await match_runs(self.pool, sorted(batch.waiting_runs | batch.ended_runs))
         return bool(inbox or due)

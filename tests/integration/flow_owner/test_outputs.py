@@ -10,8 +10,9 @@ from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
-from penstock.flow_owner import contents
+from penstock.flow_owner import ending, result_lists
 from penstock.flow_owner.app import create_app
+from penstock.flow_owner.evaluation import Scope
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.postgres import tasks, types
 from penstock.worker import Child, Done, Fail, Spawn, Worker, WorkerSettings
@@ -35,6 +36,40 @@ async def live(store, count=1, flow_id=None):
         return found if len(found) == count else None
 
     return await wait_until(find)
+
+
+async def test_an_input_that_all_items_share_is_encoded_once(store, monkeypatch):
+    """F2: as are the defaults of a child flow, and a list that a map only names is not copied."""
+    encoded = []
+    original = Scope.encoded
+
+    def counted(self, value, namespace, text):
+        encoded.append(text)
+        return original(self, value, namespace, text)
+
+    monkeypatch.setattr(Scope, "encoded", counted)
+    child = definition("child", inputs={"n": {}, "m": {"default": 1}}, nodes={"t": task()})
+    each = {
+        "task": task(input='{"all": inputs.large}'),
+        "flow": {"kind": "flow", "flow": "child", "input": '{"n": inputs.large}'},
+        "item": task(input="[item]"),
+    }
+    parent = definition(
+        "parent",
+        inputs={"large": {}},
+        nodes={name: {"kind": "map", "items": "inputs.large", "each": one} for name, one in each.items()},
+    )
+    await store.define(child, parent)
+    flow_id = await store.start(parent, {"large": ["x" * 5_000, 1, 2]}, versions={"child": 1})
+    await store.advance()
+    assert sorted(encoded) == ["[item]"] * 3 + ['{"all": inputs.large}', '{"n": inputs.large}']
+    given = await store.pool.fetch(
+        "SELECT context_ref FROM task WHERE flow_id = $1 AND flow_node = 'task'", flow_id
+    )
+    assert len(given) == 3
+    assert len(set(given)) == 1
+    lists = await store.pool.fetch("SELECT DISTINCT list_ref FROM flow_node WHERE flow_id = $1", flow_id)
+    assert len(lists) == 1
 
 
 async def test_items_whose_flow_has_no_output_are_null(store):
@@ -101,7 +136,7 @@ async def test_only_nodes_that_succeeded_have_an_output(store):
 
 async def test_a_result_that_cannot_be_read_is_null_and_named(store, settings, monkeypatch):
     """F1: a map whose items have results above the limit ends, and its reason names the limit."""
-    monkeypatch.setattr(contents, "LIMIT_BYTES", 1_000)
+    monkeypatch.setattr(result_lists, "LIMIT_BYTES", 1_000)
     flow = definition(
         inputs={"n": {}},
         nodes={
@@ -122,6 +157,7 @@ async def test_a_result_that_cannot_be_read_is_null_and_named(store, settings, m
     reason = await store.pool.fetchval(
         "SELECT reason FROM flow_node WHERE flow_id = $1 AND name = 'm'", flow_id
     )
+    assert "item 0: " in reason
     assert "1,000" in reason
 
 
@@ -155,8 +191,10 @@ async def test_an_object_is_fetched_beside_a_family_that_cannot_be_advanced(stor
         assert orjson.loads(last["context"]) == 2
 
 
-async def test_results_of_children_survive_an_unreachable_k(store, settings):
-    """F6: the stage gets the results of the children that succeeded, also when `k` was missed."""
+async def test_results_of_children_survive_an_unreachable_k(store, settings, monkeypatch):
+    """F6: the stage gets the results of the children that succeeded, also when `k` was missed, and
+    also when they are more than a transaction reads."""
+    monkeypatch.setattr(ending, "PART_ITEMS", 2)
     worker = Worker(WorkerSettings(kafka=settings.kafka, prefix=settings.prefix, objects=settings.objects))
 
     @worker.stage("a.start")

@@ -148,6 +148,24 @@ def test_paths_are_what_an_expression_reads():
 
 
 @pytest.mark.parametrize(
+    ("text", "sized"),
+    [
+        ("size(a.b) + size(a.c) + a.d.size()", {("a", "b"), ("a", "c"), ("a", "d")}),
+        ("size(a.b) > 0 && a.b[0] == 1", set()),
+        ("size(a.b) > 0 && a.b.c == 1", set()),
+        ("size(a.b) > 0 && size(a) == 1", set()),
+        ("has(a.b) && size(a.b) > 0", set()),
+        ("[[1]].map(a, size(a))", set()),
+        ("size(a) > 0 && [[1]].map(a, size(a)) == []", set()),
+        ("size(a.b.map(x, x)) > 0", set()),
+    ],
+)
+def test_paths_of_which_only_the_size_is_read(text, sized):
+    """A long list of results is not read for its size."""
+    assert compile_expression(text, frozenset({"a"})).sizes == sized
+
+
+@pytest.mark.parametrize(
     ("text", "type_"),
     [
         ("a", "DYN"),

@@ -31,3 +31,10 @@ async def test_an_object_that_was_restored_is_read_again(tmp_path):
     assert contents.pin(1, [context])
     await contents.fetch([context])
     assert contents.resolve(context, 1).decode() == "x" * 10_000
+
+
+def test_an_object_is_decoded_once():
+    """F2: the list of a map is read for each chunk of its items."""
+    contents = Contents(ObjectStore("memory:///"))
+    given = contents.refer(Context.encode(["x" * 100] * 100), "default", {})
+    assert contents.resolve(given, 1).decode() is contents.resolve(given, 1).decode()

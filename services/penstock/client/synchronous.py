@@ -177,6 +177,7 @@ class SyncClient:
     resume_schedule = _blocking(Client.resume_schedule)
     schedule_ticks = _blocking(Client.schedule_ticks)
     schedule_skips = _iterating(Client.schedule_skips)
+    schedule_history = _iterating(Client.schedule_history)
     backfill = _blocking(Client.backfill)
     backfills = _iterating(Client.backfills)
     get_backfill = _blocking(Client.get_backfill)

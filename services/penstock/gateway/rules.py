@@ -78,6 +78,7 @@ RULES: Mapping[str, Action | None] = {
     "POST /schedules/{name}/resume": Action.OPERATE,
     "GET /schedules/{name}/ticks": Action.READ,
     "GET /schedules/{name}/skips": Action.READ,
+    "GET /schedules/{name}/history": Action.READ,
     "POST /schedules/{name}/backfill": Action.OPERATE,
     "GET /backfills": Action.READ,
     "GET /backfills/{id}": Action.READ,

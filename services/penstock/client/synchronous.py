@@ -132,6 +132,7 @@ class SyncClient:
     backlog = _iterating(Client.backlog)
 
     types = _blocking(Client.types)
+    type_durations = _blocking(Client.type_durations)
     owners = _blocking(Client.owners)
     workers = _iterating(Client.workers)
     register_type = _blocking(Client.register_type)

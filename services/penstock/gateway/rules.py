@@ -31,6 +31,7 @@ RULES: Mapping[str, Action | None] = {
     "GET /workers": Action.READ,
     "GET /types": Action.READ,
     "GET /types/{name}": Action.READ,
+    "GET /types/{name}/durations": Action.READ,
     "POST /types": Action.CONFIGURE,
     # Pausing and limiting; changes of other settings need `configure` (`gateway.types`).
     "PATCH /types/{name}": Action.OPERATE,

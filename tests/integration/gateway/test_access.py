@@ -187,6 +187,7 @@ def request_of(route: str, resources: Resources, *, dry: bool) -> tuple[str, Any
         "GET /workers": (f"/workers?type={name}", None),
         "GET /types": ("/types", None),
         "GET /types/{name}": (f"/types/{name}", None),
+        "GET /types/{name}/durations": (f"/types/{name}/durations", None),
         "POST /types": ("/types", {"name": name}),
         "PATCH /types/{name}": (f"/types/{name}", {"paused": False}),
         "POST /flow-definitions": ("/flow-definitions", definition_of(name)),

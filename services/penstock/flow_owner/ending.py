@@ -243,6 +243,7 @@ async def _woken_context(batch: Batch, flow: FlowRow) -> Context:
         }
         if state.status is not NodeStatus.SUCCEEDED:
             children["results"] = await _item_values(batch, flow, name, faults)
+        if state.reason:
             children["error"] = state.reason
     if faults:
         context["error"] = faults[0]

@@ -348,7 +348,13 @@ async def test_a_stage_spawns_children_and_waits_for_an_event(store, settings):
     assert seen == [
         {
             "context": "kept",
-            "children": {"total": 21, "succeeded": 19, "unsuccessful": 2, "results": results},
+            "children": {
+                "total": 21,
+                "succeeded": 19,
+                "unsuccessful": 2,
+                "results": results,
+                "error": "child 20: there is no task type 'unknown'",
+            },
         },
         {"context": 1, "event": 7, "timed_out": False},
         {"context": None, "event": None, "timed_out": True},

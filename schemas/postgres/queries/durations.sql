@@ -15,8 +15,8 @@ FROM (SELECT finished_at, id FROM examined ORDER BY finished_at, id LIMIT 1) AS 
 
 -- name: of_tasks
 -- The median and the 95th percentile of the seconds that handlers took. Rows of tasks have their
--- first stage, and the others the stage of attempts. Attempts that failed do not count. The start is
--- a worker's clock and may be ahead.
+-- first stage, and the others the stage of attempts. Attempts that failed do not count. The start
+-- is by a worker's clock and may be ahead.
 WITH ended AS (
     SELECT task_id, step, stage, greatest(0, extract(epoch FROM finished_at - started_at))::double precision AS takes_s
     FROM attempt

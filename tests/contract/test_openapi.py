@@ -252,6 +252,7 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         "/flows/{id}/nodes/{node}": MAX_PAGE_SIZE,
         "/schedules": MAX_PAGE_SIZE,
         "/schedules/{name}/skips": MAX_PAGE_SIZE,
+        "/schedules/{name}/history": MAX_PAGE_SIZE,
         "/backfills": MAX_PAGE_SIZE,
         "/types/{name}/keys": MAX_PAGE_SIZE,
         "/flow-definitions": MAX_PAGE_SIZE,

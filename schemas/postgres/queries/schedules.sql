@@ -102,6 +102,41 @@ SELECT * FROM unnest({{$schedule_skip}});
 -- The latest first, before id $2.
 SELECT * FROM schedule_skip WHERE schedule = $1 AND ($2::bigint IS NULL OR id < $2) ORDER BY id DESC LIMIT $3;
 
+-- name: history
+-- Runs and skipped ticks of a schedule, the latest tick first, after a record: its tick, its
+-- source (2: a run, 1: skipped ticks) and its id. Runs are live or in history.
+SELECT * FROM (
+    (SELECT 2 AS source, id, tick AS first_tick, tick AS last_tick, 1 AS ticks, name AS flow, status, backfill, rerun_of,
+            NULL AS reason, NULL AS detail, created_at
+     FROM flow
+     WHERE schedule = $name
+       AND ($behind::timestamptz IS NULL OR tick <= $behind AND (tick < $behind OR (2, id) < ($source::integer, $id::bigint)))
+     ORDER BY tick DESC, id DESC LIMIT $limit)
+    UNION ALL
+    (SELECT 2, id, tick, tick, 1, flow ->> 'name', flow ->> 'status', (flow ->> 'backfill')::bigint,
+            (flow ->> 'rerun_of')::bigint, NULL, NULL, (flow ->> 'created_at')::timestamptz
+     FROM flow_history
+     WHERE schedule = $name
+       AND ($behind::timestamptz IS NULL OR tick <= $behind AND (tick < $behind OR (2, id) < ($source::integer, $id::bigint)))
+     ORDER BY tick DESC, id DESC LIMIT $limit)
+    UNION ALL
+    (SELECT 1, id, first_tick, last_tick, ticks, NULL, NULL, NULL, NULL, reason, detail, created_at
+     FROM schedule_skip
+     WHERE schedule = $name
+       AND ($behind::timestamptz IS NULL
+            OR last_tick <= $behind AND (last_tick < $behind OR (1, id) < ($source::integer, $id::bigint)))
+     ORDER BY last_tick DESC, id DESC LIMIT $limit)
+) AS found
+ORDER BY last_tick DESC, source DESC, id DESC LIMIT $limit;
+
+-- name: tasks_of_runs
+-- The latest task of each of these flows of a schedule of tasks, also from history.
+SELECT DISTINCT ON (flow_id) flow_id, id
+FROM (SELECT flow_id, flow_generation, id FROM task WHERE flow_id = ANY ($1::bigint[]) AND flow_node = 'task'
+      UNION ALL
+      SELECT flow_id, flow_generation, id FROM history WHERE flow_id = ANY ($1::bigint[]) AND flow_node = 'task') AS t
+ORDER BY flow_id, flow_generation DESC;
+
 -- name: prune_skips
 DELETE FROM schedule_skip
 WHERE id IN (SELECT id FROM schedule_skip WHERE created_at < now() - make_interval(days => $1) LIMIT $2);

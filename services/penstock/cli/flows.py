@@ -1,4 +1,4 @@
-"""The verbs about flows; those of this module need no server."""
+"""The verbs about flows; those of this module work without a server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import click
 from rich.text import Text
 
 from penstock.cli import flow_graphs, flow_operations, flow_submission, flow_views  # noqa: F401 (they add their verbs)
+from penstock.cli.flow_durations import Measured, measure
 from penstock.cli.flow_files import FILE, REFUSED, print_faults, valid, validated
 from penstock.cli.flow_group import flows
+from penstock.cli.gateway import gateway_option, open_client
 from penstock.cli.options import json_option
 from penstock.cli.output import console, counted, print_document, state_text, table
 from penstock.core.flow.plan import Plan
@@ -72,8 +74,18 @@ def _unchecked(document: Mapping[str, Any], *, types: bool, children: bool) -> s
     help="Durations, outcomes, cases and lengths of lists, in YAML or JSON. Default: each task takes a second and "
     "succeeds, each switch takes its else, and each list has one item.",
 )
+@click.option(
+    "--from-history",
+    "percentile",
+    type=click.Choice(("p50", "p95")),
+    help="Take the durations of tasks from their latest runs in a deployment, except those of nodes in --assume: the "
+    "median, or the 95th percentile.",
+)
+@gateway_option
 @json_option
-def simulate(file: Path, assume: Path | None, json_: bool) -> None:
+def simulate(
+    file: Path, assume: Path | None, percentile: str | None, gateway: str | None, json_: bool
+) -> None:
     """Runs a definition on paper; prints when nodes start and end, the critical path and the slots.
 
     The run has as many slots as it needs, and evaluates no expression. A `*` marks the nodes that
@@ -81,20 +93,45 @@ def simulate(file: Path, assume: Path | None, json_: bool) -> None:
     """
     definition = valid(file)
     # With the SDK alone the package of assumptions cannot be imported.
-    from penstock.flows.assumptions import read_assumptions  # noqa: PLC0415
+    from penstock.flows.assumptions import read_assumptions, tasks_of  # noqa: PLC0415
 
-    assumptions, faults = read_assumptions(assume.read_bytes() if assume else None, definition)
+    nodes = tasks_of(definition)
+    measured: dict[str, Measured] = {}
+    if percentile is not None:
+        with open_client(gateway) as client:
+            measured = measure(client, nodes, percentile)
+    assumptions, faults = read_assumptions(
+        assume.read_bytes() if assume else None,
+        definition,
+        {node: each.takes_s for node, each in measured.items()},
+    )
     if assume is not None and faults:
         # Faults are printed where the result would be, as by `validate`.
         print_faults(assume, faults, json_=json_)
         click.get_current_context().exit(REFUSED)
     simulation = run(Plan.from_wire(definition), assumptions)
     if json_:
-        print_document(_document(simulation))
+        history = {node: {"type": each.type, "count": each.count} for node, each in measured.items()}
+        print_document(_document(simulation) | ({} if percentile is None else {"history": history}))
     else:
         _print_simulation(simulation)
+        if percentile is not None:
+            _print_history(percentile, measured, nodes)
     if simulation.status != FlowStatus.SUCCEEDED:
         click.get_current_context().exit(_NOT_SUCCEEDED)
+
+
+def _print_history(
+    percentile: str, measured: Mapping[str, Measured], nodes: Mapping[str, tuple[str, str | None]]
+) -> None:
+    """Names the types whose durations are real, and those that have none."""
+    counts = {each.type: counted(each.count, "task") for each in measured.values()}
+    if counts:
+        text = ", ".join(f"{name} ({count})" for name, count in sorted(counts.items()))
+        console().print(f"durations: {percentile} of {text}", markup=False)
+    absent = sorted({name for node, (name, _) in nodes.items() if node not in measured})
+    if absent:
+        console().print(f"no task has succeeded lately: {', '.join(absent)}", markup=False)
 
 
 def _document(simulation: Simulation) -> dict[str, Any]:

@@ -46,8 +46,8 @@ _NOT_SUCCEEDED = 1
 def schedules() -> None:
     """Starts flows by cron, in a time zone; runs them over a past range.
 
-    The service `flows` starts them. `penstock schedules next` shows when, and `penstock schedules
-    skips` which ticks started no flow, and why.
+    The service `flows` starts them. `penstock schedules next` shows the next ticks, and `penstock
+    schedules history` what became of the past ones.
     """
 
 
@@ -205,6 +205,42 @@ def next_(name: str, count: int, after: datetime | None, client: SyncClient, jso
     print_list(
         ticks, ("in its zone", "in UTC"), lambda tick: (tick["local"], tick["tick"]), "no ticks", json_=json_
     )
+
+
+@schedules.command()
+@click.argument("name", type=SCHEDULE_NAME)
+@limit_option("records")
+@client_options
+def history(name: str, limit: int, client: SyncClient, json_: bool) -> None:
+    """Shows the outcome of past ticks, latest tick first: their flows, or why they were skipped."""
+    print_list(
+        list(client.schedule_history(name, limit=limit)),
+        ("tick", "outcome", "flow", "task", "state", "why"),
+        lambda each: (
+            _span(each),
+            each["outcome"],
+            str(each["flow_id"] or ""),
+            str(each["task_id"] or ""),
+            state_text(each["status"]) if each["status"] else "",
+            _why(each),
+        ),
+        "no tick has passed",
+        json_=json_,
+    )
+
+
+def _span(record: Mapping[str, Any]) -> str:
+    if record["ticks"] == 1:
+        return moment(record["last_tick"])
+    many = "many" if record["ticks"] is None else f"{record['ticks']:,}"
+    return f"{moment(record['first_tick'])} to {moment(record['last_tick'])} ({many} ticks)"
+
+
+def _why(record: Mapping[str, Any]) -> str:
+    if record["reason"]:
+        return f"{record['reason']}: {record['detail']}" if record["detail"] else str(record["reason"])
+    parts = {"backfill": record["backfill"], "rerun of": record["rerun_of"]}
+    return ", ".join(f"{word} {value}" for word, value in parts.items() if value is not None)
 
 
 @schedules.command()

@@ -245,3 +245,28 @@ def _change(name: str, client: SyncClient, text: str, *, json_: bool, **settings
     with naming_options():
         changed = client.change_type(name, **settings)
     print_answer(changed, text, json_=json_)
+
+
+@types.command()
+@click.argument("name", type=TYPE_NAME)
+@client_options
+def durations(name: str, client: SyncClient, json_: bool) -> None:
+    """Shows how long the latest tasks of a type took: median and 95th percentile, also by stage."""
+    found = client.type_durations(name)
+    if json_:
+        print_document(found)
+        return
+    rows = [(f"task from {row['first_stage']}", row) for row in found["tasks"]]
+    rows += [(f"stage {row['stage']}", row) for row in found["stages"]]
+    print_list(
+        rows,
+        ("", "count", "median", "95th percentile"),
+        lambda each: (
+            each[0],
+            f"{each[1]['count']:,}",
+            f"{each[1]['p50_s']:,.3f} s",
+            f"{each[1]['p95_s']:,.3f} s",
+        ),
+        "no task has succeeded lately",
+        json_=False,
+    )

@@ -17,97 +17,8 @@ from penstock.client.transport import Document, Transport, pages, query_of, with
 PAGE_SIZE = 500
 
 
-class ScheduleMethods:
-    """The methods of `Client` about schedules."""
-
-    async def put_schedule(self: Transport, /, name: str, *, cron: str, **settings: Any) -> Document:
-        """Creates a schedule or replaces its settings, and returns it as it is now.
-
-        Args:
-            name: letters, digits, `_` and `-`.
-            cron: minute, hour, day, month, day of the week.
-            settings: `flow`, the definition whose flows start, or `type`, the task type of which
-                plain tasks start, with `stage`. Also `zone`, `version`, `input`, `priority`,
-                `labels`, `events`, `callbacks`, `catch_up`, `catch_up_limit`, `catch_up_rate`,
-                `overlap`, `paused`. Each other one gets its default, but `paused` stays.
-
-        Raises:
-            Invalid: a setting is refused; `pointer` is the field at fault.
-        """
-        body = orjson.dumps({"cron": cron, **settings})
-        return await self._request("PUT", _path(name), body)
-
-    async def schedules(
-        self: Transport, *, flow: str | None = None, limit: int | None = None
-    ) -> AsyncIterator[Document]:
-        """Schedules by name.
-
-        Args:
-            flow: only those of this definition.
-            limit: most schedules; None is all.
-        """
-        async for each in pages(self, "/schedules", "schedules", query_of(flow=flow), limit, PAGE_SIZE):
-            yield each
-
-    async def schedule(self: Transport, name: str) -> Document:
-        """One schedule.
-
-        Raises:
-            NotFound: there is no such schedule.
-        """
-        return await self._request("GET", _path(name))
-
-    async def remove_schedule(self: Transport, name: str) -> bool:
-        """Removes a schedule and stops its backfills; False if there was none. Its flows stay."""
-        return bool((await self._request("DELETE", _path(name)))["removed"])
-
-    async def pause_schedule(self: Transport, name: str) -> Document:
-        """Pauses a schedule: no tick starts a flow. Running flows go on.
-
-        Raises:
-            NotFound: there is no such schedule.
-        """
-        return await self._request("POST", _path(name, "/pause"))
-
-    async def resume_schedule(self: Transport, name: str) -> Document:
-        """Resumes a schedule with its next tick from now.
-
-        Raises:
-            NotFound: there is no such schedule.
-        """
-        return await self._request("POST", _path(name, "/resume"))
-
-    async def schedule_ticks(
-        self: Transport, name: str, *, count: int = 10, after: datetime | None = None
-    ) -> Sequence[Document]:
-        """The next ticks of a schedule: `tick` in UTC and `local` in its zone.
-
-        Args:
-            name: of the schedule.
-            count: 1 to 1,000.
-            after: ticks after this moment; None is now, and a naive moment is local time.
-
-        Raises:
-            NotFound: there is no such schedule.
-        """
-        query = query_of(count=count, after=encode_moment(after, "after"))
-        ticks: Sequence[Document] = (await self._request("GET", _path(name, "/ticks"), query=query))["ticks"]
-        return ticks
-
-    async def schedule_skips(
-        self: Transport, name: str, *, limit: int | None = None
-    ) -> AsyncIterator[Document]:
-        """Ticks of the last 30 days that started no flow, the latest first, with the reason.
-
-        Args:
-            name: of the schedule.
-            limit: most records; None is all.
-
-        Raises:
-            NotFound: there is no such schedule.
-        """
-        async for each in pages(self, _path(name, "/skips"), "skips", [], limit, PAGE_SIZE):
-            yield each
+class BackfillMethods:
+    """The methods of `Client` about backfills."""
 
     async def backfill(
         self: Transport,
@@ -207,6 +118,116 @@ class ScheduleMethods:
         """
         body = orjson.dumps({"by": by or local_user(), "cancel": cancel})
         return await self._request("POST", f"/backfills/{id}/stop", body)
+
+
+class ScheduleMethods(BackfillMethods):
+    """The methods of `Client` about schedules."""
+
+    async def put_schedule(self: Transport, /, name: str, *, cron: str, **settings: Any) -> Document:
+        """Creates a schedule or replaces its settings, and returns it as it is now.
+
+        Args:
+            name: letters, digits, `_` and `-`.
+            cron: minute, hour, day, month, day of the week.
+            settings: `flow`, the definition whose flows start, or `type`, the task type of which
+                plain tasks start, with `stage`. Also `zone`, `version`, `input`, `priority`,
+                `labels`, `events`, `callbacks`, `catch_up`, `catch_up_limit`, `catch_up_rate`,
+                `overlap`, `paused`. Each other one gets its default, but `paused` stays.
+
+        Raises:
+            Invalid: a setting is refused; `pointer` is the field at fault.
+        """
+        body = orjson.dumps({"cron": cron, **settings})
+        return await self._request("PUT", _path(name), body)
+
+    async def schedules(
+        self: Transport, *, flow: str | None = None, limit: int | None = None
+    ) -> AsyncIterator[Document]:
+        """Schedules by name.
+
+        Args:
+            flow: only those of this definition.
+            limit: most schedules; None is all.
+        """
+        async for each in pages(self, "/schedules", "schedules", query_of(flow=flow), limit, PAGE_SIZE):
+            yield each
+
+    async def schedule(self: Transport, name: str) -> Document:
+        """One schedule.
+
+        Raises:
+            NotFound: there is no such schedule.
+        """
+        return await self._request("GET", _path(name))
+
+    async def remove_schedule(self: Transport, name: str) -> bool:
+        """Removes a schedule and stops its backfills; False if there was none. Its flows stay."""
+        return bool((await self._request("DELETE", _path(name)))["removed"])
+
+    async def pause_schedule(self: Transport, name: str) -> Document:
+        """Pauses a schedule: no tick starts a flow. Running flows go on.
+
+        Raises:
+            NotFound: there is no such schedule.
+        """
+        return await self._request("POST", _path(name, "/pause"))
+
+    async def resume_schedule(self: Transport, name: str) -> Document:
+        """Resumes a schedule with its next tick from now.
+
+        Raises:
+            NotFound: there is no such schedule.
+        """
+        return await self._request("POST", _path(name, "/resume"))
+
+    async def schedule_ticks(
+        self: Transport, name: str, *, count: int = 10, after: datetime | None = None
+    ) -> Sequence[Document]:
+        """The next ticks of a schedule: `tick` in UTC and `local` in its zone.
+
+        Args:
+            name: of the schedule.
+            count: 1 to 1,000.
+            after: ticks after this moment; None is now, and a naive moment is local time.
+
+        Raises:
+            NotFound: there is no such schedule.
+        """
+        query = query_of(count=count, after=encode_moment(after, "after"))
+        ticks: Sequence[Document] = (await self._request("GET", _path(name, "/ticks"), query=query))["ticks"]
+        return ticks
+
+    async def schedule_skips(
+        self: Transport, name: str, *, limit: int | None = None
+    ) -> AsyncIterator[Document]:
+        """Ticks of the last 30 days that started no flow, the latest first, with the reason.
+
+        Args:
+            name: of the schedule.
+            limit: most records; None is all.
+
+        Raises:
+            NotFound: there is no such schedule.
+        """
+        async for each in pages(self, _path(name, "/skips"), "skips", [], limit, PAGE_SIZE):
+            yield each
+
+    async def schedule_history(
+        self: Transport, name: str, *, limit: int | None = None
+    ) -> AsyncIterator[Document]:
+        """The outcome of the past ticks: runs with their flows, and skips with the reason.
+
+        The latest tick comes first. Skips go back 30 days, and runs as far as history does.
+
+        Args:
+            name: of the schedule.
+            limit: most records; None is all.
+
+        Raises:
+            NotFound: there is no such schedule.
+        """
+        async for each in pages(self, _path(name, "/history"), "records", [], limit, PAGE_SIZE):
+            yield each
 
 
 def _path(name: str, part: str = "") -> str:

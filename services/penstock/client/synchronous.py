@@ -132,6 +132,7 @@ class SyncClient:
     backlog = _iterating(Client.backlog)
 
     types = _blocking(Client.types)
+    type_durations = _blocking(Client.type_durations)
     owners = _blocking(Client.owners)
     workers = _iterating(Client.workers)
     register_type = _blocking(Client.register_type)
@@ -177,6 +178,7 @@ class SyncClient:
     resume_schedule = _blocking(Client.resume_schedule)
     schedule_ticks = _blocking(Client.schedule_ticks)
     schedule_skips = _iterating(Client.schedule_skips)
+    schedule_history = _iterating(Client.schedule_history)
     backfill = _blocking(Client.backfill)
     backfills = _iterating(Client.backfills)
     get_backfill = _blocking(Client.get_backfill)

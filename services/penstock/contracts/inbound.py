@@ -152,8 +152,8 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     """Reads one entry that is valid by its schema.
 
     Raises:
-        InvalidRecord: its context contradicts its content type or is nested too deep, or its
-            reference names another object than a context.
+        InvalidRecord: its context contradicts its content type, is nested too deep or has a wrong
+            child, or its reference names another object than a context.
     """
     error = raw.get("error")
     context = Context.from_wire(raw, pointer=pointer)
@@ -164,6 +164,8 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
     if int(raw["id"]) > _MAX_ID:
         raise InvalidRecord("larger than any id", pointer=f"{pointer}/id")
     outcome, no_handler = _OUTCOMES[raw["outcome"]], False
+    if outcome is Outcome.SPAWN and "context" in raw:
+        _require_children(raw["context"]["children"], f"{pointer}/context/children")
     kind = error["kind"] if error else ""
     if outcome is Outcome.RETRY and kind in (HANDED_BACK, NO_HANDLER):
         # The form of 0.1.0, which `StageResult.to_wire` and workers over HTTP send.
@@ -188,6 +190,14 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
         started_ms=int(raw.get("started_ms", 0)),
         finished_ms=int(raw.get("finished_ms", 0)),
     )
+
+
+def _require_children(children: Sequence[Any], pointer: str) -> None:
+    """Checks children one by one: a schema of the list would make a fault for each of 100,000."""
+    for index, child in enumerate(children):
+        if not is_valid(child, "child"):
+            fault = problems(child, "child")[0]
+            raise InvalidRecord(fault.reason, pointer=f"{pointer}/{index}{fault.pointer}")
 
 
 def decode_callbacks(data: bytes) -> tuple[list[Callback], list[Fault]]:

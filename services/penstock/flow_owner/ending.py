@@ -268,7 +268,7 @@ async def _woken_by_children(
         "succeeded": items.succeeded,
         "unsuccessful": items.unsuccessful,
     }
-    if state.status is not NodeStatus.SUCCEEDED:
+    if state.reason:
         children["error"] = state.reason
     if faults:
         context["error"] = faults[0]

@@ -117,7 +117,11 @@ async def _open(batch: Batch, flow: FlowRow, name: str, generation: int, indexes
                 batch.tasks.append(_task(batch, flow, name, generation, each, item, shared))
             else:
                 batch.children.append(await _child(batch, flow, name, generation, each, item, shared))
-        except (InvalidExpression, NotFound):
+        except (InvalidExpression, NotFound) as error:
+            if "spawned" in each and not batch.nodes[flow.id, name].state.reason:
+                row = batch.changed_node(flow, name)
+                reason = error.reason if isinstance(error, InvalidExpression) else str(error)
+                row.state = row.state._replace(reason=reason)
             batch.add(flow.id, ItemEnded(name, index, generation, Outcome.FAILED))
 
 
@@ -176,11 +180,13 @@ async def _load_types(batch: Batch, children: Iterable[Any]) -> None:
 def _spawned(batch: Batch, flow: FlowRow, name: str, generation: int, item: Item) -> NewTask:
     """The task of a child that a stage has named, with its type, context and further fields."""
     child = item.value
-    if not isinstance(child, dict) or (type_name := _text_of(item, "type")) not in batch.types:
+    if not isinstance(child, dict) or (type_name := _text_of(item, "type")) is None:
         raise InvalidExpression(f"child {item.index} names no task type")
-    assert type_name is not None
+    # First, because the stage must not learn which types another namespace has.
     if namespace_of(type_name) != namespace_of(flow.name):
-        raise InvalidExpression(f"child {item.index} has a type of another namespace")
+        raise InvalidExpression(f"child {item.index}: the type {type_name!r} is in another namespace")
+    if type_name not in batch.types:
+        raise InvalidExpression(f"child {item.index}: there is no task type {type_name!r}")
     priority = _text_of(item, "priority")
     if priority is not None and priority not in Priority.__members__:
         raise InvalidExpression(

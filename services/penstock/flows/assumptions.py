@@ -35,16 +35,18 @@ def _schema() -> jsonschema_rs.Draft202012Validator:
 
 
 def read_assumptions(
-    data: bytes | None, definition: Mapping[str, Any]
+    data: bytes | None, definition: Mapping[str, Any], measured: Mapping[str, float] | None = None
 ) -> tuple[dict[str, Assumption], list[Fault]]:
     """The assumptions of each node, and the faults of the file.
 
     Args:
         data: the file, in YAML or JSON; None assumes the defaults.
         definition: a valid definition.
+        measured: seconds of nodes from real runs, which hold where the file has none for the node.
     """
+    measured = measured or {}
     if data is None:
-        return _complete({}, definition), []
+        return _complete({}, definition, measured), []
     loaded = load(data)
     found = list(loaded.faults)
     if not found:
@@ -56,7 +58,17 @@ def read_assumptions(
         found += _node_faults(loaded.document, definition)
     if found:
         return {}, [loaded.place(fault) for fault in found]
-    return _complete(loaded.document, definition), []
+    return _complete(loaded.document, definition, measured), []
+
+
+def tasks_of(definition: Mapping[str, Any]) -> dict[str, tuple[str, str | None]]:
+    """The task type and the first stage of each node that runs tasks; without a stage None."""
+    found = {}
+    for name, node in definition["nodes"].items():
+        task = node.get("each", node)
+        if task["kind"] == "task":
+            found[name] = task["type"], task.get("stage")
+    return found
 
 
 def _node_faults(document: Mapping[str, Any], definition: Mapping[str, Any]) -> Iterator[Fault]:
@@ -78,12 +90,15 @@ def _node_faults(document: Mapping[str, Any], definition: Mapping[str, Any]) -> 
                 yield Fault("unknown_case", pointer(*at, "case"), reason)
 
 
-def _complete(document: Mapping[str, Any], definition: Mapping[str, Any]) -> dict[str, Assumption]:
+def _complete(
+    document: Mapping[str, Any], definition: Mapping[str, Any], measured: Mapping[str, float]
+) -> dict[str, Assumption]:
     usual_s = document.get("takes_s", DEFAULT_TAKES_S)
     found = {}
     for name, node in definition["nodes"].items():
         assumed = document.get("nodes", {}).get(name, {})
         default_s = {"wait": 0.0, "timer": node.get("delay_s", 0.0)}.get(node["kind"], usual_s)
+        default_s = measured.get(name, default_s)
         found[name] = Assumption(
             takes_s=assumed.get("takes_s", default_s),
             outcome=Outcome(assumed.get("ends", Outcome.SUCCEEDED)),

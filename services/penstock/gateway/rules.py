@@ -31,6 +31,7 @@ RULES: Mapping[str, Action | None] = {
     "GET /workers": Action.READ,
     "GET /types": Action.READ,
     "GET /types/{name}": Action.READ,
+    "GET /types/{name}/durations": Action.READ,
     "POST /types": Action.CONFIGURE,
     # Pausing and limiting; changes of other settings need `configure` (`gateway.types`).
     "PATCH /types/{name}": Action.OPERATE,
@@ -78,6 +79,7 @@ RULES: Mapping[str, Action | None] = {
     "POST /schedules/{name}/resume": Action.OPERATE,
     "GET /schedules/{name}/ticks": Action.READ,
     "GET /schedules/{name}/skips": Action.READ,
+    "GET /schedules/{name}/history": Action.READ,
     "POST /schedules/{name}/backfill": Action.OPERATE,
     "GET /backfills": Action.READ,
     "GET /backfills/{id}": Action.READ,

@@ -23,6 +23,7 @@ from penstock.gateway.access import grant_of
 from penstock.gateway.bodies import read_json
 from penstock.gateway.changes import note
 from penstock.gateway.paging import id_cursor, page_size, respond_page
+from penstock.gateway.schedule_history import cursor_of, read_cursor, record_of, tasks_of
 from penstock.gateway.schedule_settings import own_faults, settings_of, start_faults
 from penstock.gateway.scheduled_tasks import as_flow, require_type
 from penstock.gateway.views import pick
@@ -78,6 +79,7 @@ class ScheduleRoutes:
             web.post("/schedules/{name}/resume", self.resume),
             web.get("/schedules/{name}/ticks", self.ticks, allow_head=False),
             web.get("/schedules/{name}/skips", self.skips, allow_head=False),
+            web.get("/schedules/{name}/history", self.history, allow_head=False),
         ]
 
     async def put(self, request: web.Request) -> web.Response:
@@ -211,6 +213,17 @@ class ScheduleRoutes:
         )
         return respond_page(
             "skips", rows, size, lambda row: str(row["id"]), lambda row: pick(row, _SKIP_COLUMNS)
+        )
+
+    async def history(self, request: web.Request) -> web.Response:
+        """GET /schedules/{name}/history: runs and skipped ticks, the latest tick first."""
+        refuse_unknown_parameters(request, "limit", "cursor")
+        size, behind = page_size(request), read_cursor(request)
+        name = (await visible_schedule(request, self._pool)).settings.name
+        found = await schedules.history(self._pool, name, behind=behind, limit=size + 1)
+        tasks = await tasks_of(self._pool, name, [row for _, row in found])
+        return respond_page(
+            "records", found, size, lambda each: cursor_of(each[0]), lambda each: record_of(each[1], tasks)
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import asyncpg
 from aiohttp import web
@@ -18,8 +19,8 @@ from penstock.gateway.changes import note
 from penstock.gateway.openapi import conform as conform_change
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.visibility import require_own_name, visible_name
-from penstock.http.server import respond
-from penstock.postgres import types
+from penstock.http.server import refuse_unknown_parameters, respond
+from penstock.postgres import durations, types
 from penstock.postgres.session import Session, open_session
 from penstock.postgres.types import CHANNEL, TypeCache, TypeLimits
 
@@ -56,6 +57,7 @@ class TypeRoutes:
             web.post("/types", self.register),
             web.get("/types", self.find, allow_head=False),
             web.get("/types/{name}", self.get, allow_head=False),
+            web.get("/types/{name}/durations", self.durations, allow_head=False),
             web.get("/owners", self.owners, allow_head=False),
             web.patch("/types/{name}", self.change),
         ]
@@ -113,6 +115,26 @@ class TypeRoutes:
         if task_type is None:
             raise types.not_found(name)
         return respond(task_type.masked())
+
+    async def durations(self, request: web.Request) -> web.Response:
+        """GET /types/{name}/durations: how long the tasks that ended last took."""
+        refuse_unknown_parameters(request)
+        name = visible_name(request, types.not_found)
+        if name not in await types.all_types(self._pool):
+            raise types.not_found(name)
+        found = await durations.of_type(self._pool, name)
+        return respond(
+            {
+                "type": name,
+                "since": found.since,
+                "tasks": [{"first_stage": row["stage"], **_duration(row)} for row in found.tasks],
+                "stages": [{"stage": row["stage"], **_duration(row)} for row in found.stages],
+            }
+        )
+
+
+def _duration(row: asyncpg.Record) -> dict[str, Any]:
+    return {"count": row["counted"], "p50_s": row["p50_s"], "p95_s": row["p95_s"]}
 
 
 def _observer(request: web.Request) -> types.Observer:

@@ -6,9 +6,9 @@ one transaction, by the database's clock (`penstock.postgres.schedule_claims`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import orjson
@@ -181,3 +181,48 @@ async def skips(executor: Any, name: str, *, before: int | None, limit: int) -> 
         PostgresUnavailable: the database is unavailable.
     """
     return await fetch(executor, "schedules.skips", name, before, limit)
+
+
+class Place(NamedTuple):
+    """The place of a record in the history of a schedule.
+
+    Attributes:
+        tick: the last tick of the record.
+        source: 2 for a run, 1 for skipped ticks.
+        id: of the flow, or of the record of skipped ticks.
+    """
+
+    tick: datetime
+    source: int
+    id: int
+
+
+async def history(
+    executor: Any, name: str, *, behind: Place | None, limit: int
+) -> list[tuple[Place, asyncpg.Record]]:
+    """The runs and the skipped ticks of a schedule with their places, the latest tick first.
+
+    Args:
+        executor: a pool or a connection.
+        name: of the schedule.
+        behind: the last record of the page before.
+        limit: most records.
+
+    Raises:
+        PostgresUnavailable: the database is unavailable.
+    """
+    tick, source, record = behind or (None, None, None)
+    rows = await fetch(
+        executor, "schedules.history", name=name, behind=tick, source=source, id=record, limit=limit
+    )
+    return [(Place(row["last_tick"], row["source"], row["id"]), row) for row in rows]
+
+
+async def tasks_of_runs(executor: Any, flow_ids: Sequence[int]) -> Mapping[int, int]:
+    """The latest task of each of these flows of a schedule of tasks.
+
+    Raises:
+        PostgresUnavailable: the database is unavailable.
+    """
+    rows = await fetch(executor, "schedules.tasks_of_runs", list(flow_ids))
+    return {row["flow_id"]: row["id"] for row in rows}

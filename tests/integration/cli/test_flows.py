@@ -288,3 +288,65 @@ async def test_the_client_shows_and_steers_flows(penstock, owner, monkeypatch):
         assert (await client.rerun_flow(flow_id, idempotency_key="k")).id == started.id
         with pytest.raises(NotFound):
             await client.why_flow(7)
+
+
+async def test_a_simulation_takes_durations_from_real_runs(penstock, owner, tmp_path):
+    """F1: the percentiles of the tasks of each type and stage, found behind those of other types; a
+    duration of the assumptions holds, and types that have not run keep the default."""
+    await types.register(owner.pool, types.TaskType(name="b", partitions=1))
+    # Task n of 1 to 100 takes n seconds in `cut`; those up to 90 take another second in `join`.
+    await owner.pool.execute(
+        """
+        WITH t AS (
+            INSERT INTO task (type, state, stage, content_type, context, finished_at)
+            SELECT CASE WHEN n <= 100 THEN 'a' ELSE 'other' END,
+                   CASE WHEN n = 100 THEN 'failed' ELSE 'succeeded' END,
+                   'join', 'json', 'null', now() - make_interval(secs => 2000 - n)
+            FROM generate_series(1, 1500) AS n RETURNING id, type, finished_at
+        ), n AS (
+            SELECT id, finished_at, row_number() OVER (ORDER BY finished_at) AS n FROM t WHERE type = 'a'
+        )
+        INSERT INTO attempt (task_id, step, attempt, stage, outcome, started_at, finished_at)
+        SELECT id, 0, 1, 'cut', 'retry', finished_at - interval '1 hour', finished_at FROM n
+        UNION ALL
+        SELECT id, 0, 2, 'cut', CASE WHEN n <= 90 THEN 'next' ELSE 'done' END,
+               finished_at - make_interval(secs => n), finished_at FROM n
+        UNION ALL
+        SELECT id, 1, 1, 'join', 'done', finished_at - interval '1 second', finished_at FROM n WHERE n <= 90
+        """
+    )
+    [found] = documents(await penstock("types", "durations", "a", "--json"))
+    assert found["tasks"] == [{"first_stage": "cut", "count": 99, "p50_s": 51.0, "p95_s": 94.1}]
+    assert found["stages"] == [
+        {"stage": "cut", "count": 99, "p50_s": 50.0, "p95_s": 94.1},
+        {"stage": "join", "count": 90, "p50_s": 1.0, "p95_s": 1.0},
+    ]
+    nodes = {
+        "first": task(),
+        "same": task(stage="cut"),
+        "elsewhere": task(stage="join"),
+        "fixed": task(),
+        "new": task(type="b"),
+        "each": {
+            "kind": "map",
+            "items": "[1, 2]",
+            "parallel": 1,
+            "each": {"kind": "task", "type": "a", "input": "item"},
+            "after": ["first"],
+        },
+    }
+    (tmp_path / "flow.json").write_text(json.dumps(definition("timed", nodes=nodes)))
+    (tmp_path / "assume.yaml").write_text("takes_s: 7\nnodes: {fixed: {takes_s: 3}, each: {items: 2}}")
+    simulate = ("flows", "simulate", str(tmp_path / "flow.json"), "--assume", str(tmp_path / "assume.yaml"))
+    [shown] = documents(await penstock(*simulate, "--from-history", "p50", "--json"))
+    ends = {node["node"]: node["ended_s"] for node in shown["nodes"]}
+    assert ends == {"first": 51, "same": 51, "elsewhere": 7, "fixed": 3, "new": 7, "each": 153}
+    assert (shown["critical_path"], shown["slots"]) == (["first", "each"], 5)
+    assert shown["history"]["first"] == {"type": "a", "count": 99}
+    text = " ".join((await penstock(*simulate, "--from-history", "p95")).stdout.split())
+    assert "durations: p95 of a (99 tasks)" in text
+    assert "no task has succeeded lately: a, b" in text
+    # Without the option no deployment is asked.
+    assert "history" not in documents(await penstock(*simulate, "--json"))[0]
+    assert (await penstock("types", "durations", "b")).exit_code == 0
+    assert (await penstock("types", "durations", "absent")).exit_code != 0

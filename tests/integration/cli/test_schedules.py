@@ -15,6 +15,7 @@ from tests.support.invoking import Invoke, documents, invoker
 from tests.support.waiting import wait_until
 
 from penstock.client import Client, FlowFilter
+from penstock.errors import Invalid
 from penstock.flow_owner.schedule_loop import ScheduleLoop
 from penstock.objects import ObjectStore
 from penstock.settings import Platform
@@ -133,6 +134,79 @@ async def test_a_schedule_of_tasks_makes_its_definition(
     refused = await schedules("add", "nightly", "--type", "media", "--cron", "0 * * * *")
     assert "choose another name" in refused.output
     assert await pool.fetchval("SELECT version FROM schedule") == 2
+
+
+async def test_the_history_of_a_schedule_has_runs_and_skips(
+    schedules: Invoke, url: str, pool: asyncpg.Pool
+) -> None:
+    """F4: what became of each tick, the latest first: runs also from the history of flows, with
+    the task of a schedule of tasks, and skips between them. Pages neither repeat nor miss one."""
+    assert (await schedules("add", "clips", "--type", "media", "--cron", "0 * * * *")).exit_code == 0
+    assert "no tick has passed" in (await schedules("history", "clips")).output
+
+    async def run(hour: int, status: str, **columns: object) -> int:
+        fields = {
+            "name": "clips",
+            "version": 1,
+            "unfinished": 1,
+            "schedule": "clips",
+            "status": status,
+            "tick": datetime(2026, 11, 1, hour, tzinfo=UTC),
+            **columns,
+        }
+        slots = ", ".join(f"${number}" for number in range(2, len(fields) + 2))
+        names = ", ".join(fields)
+        flow_id: int = await pool.fetchval("SELECT coalesce(max(id), 100) + 1 FROM flow")
+        await pool.execute(
+            f"INSERT INTO flow (id, root_id, {names}) VALUES ($1, $1, {slots})", flow_id, *fields.values()
+        )
+        return flow_id
+
+    failed = await run(5, "failed")
+    old = await run(0, "succeeded")
+    again = await run(5, "running", rerun_of=failed)
+    filled = await run(4, "cancelled", backfill=7)
+    task = await pool.fetchval(
+        "INSERT INTO task (type, state, stage, content_type, context, flow_id, flow_root_id, flow_node, flow_generation)"
+        " VALUES ('media', 'succeeded', 'cut', 'json', 'null', $1, $1, 'task', 0) RETURNING id",
+        filled,
+    )
+    await pool.execute("SELECT penstock.history_open((now() AT TIME ZONE 'UTC')::date)")
+    await pool.execute(
+        "INSERT INTO flow_history (id, root_id, finished_at, flow, nodes, past_nodes, callbacks_owed, schedule, tick)"
+        " SELECT id, root_id, now(), to_jsonb(f), '[]', '[]', '[]', schedule, tick FROM flow f WHERE id = $1",
+        old,
+    )
+    await pool.execute("DELETE FROM flow WHERE id = $1", old)
+    await pool.execute(
+        "INSERT INTO schedule_skip (schedule, first_tick, last_tick, ticks, reason, detail) VALUES"
+        " ('clips', '2026-11-01T01:00Z', '2026-11-01T03:00Z', 3, 'catch_up', NULL),"
+        " ('clips', '2026-11-01T04:00Z', '2026-11-01T04:00Z', 1, 'error', 'no input')"
+    )
+    records = documents(await schedules("history", "clips", "--json"))
+    shown = [(each["outcome"], each["flow_id"], each["task_id"], each["status"]) for each in records]
+    assert shown == [
+        ("rerun", again, None, "running"),
+        ("started", failed, None, "failed"),
+        ("backfilled", filled, task, "cancelled"),
+        ("skipped", None, None, None),
+        ("skipped", None, None, None),
+        ("started", old, None, "succeeded"),
+    ]
+    output = (await schedules("history", "clips")).output
+    for words in (f"rerun of {failed}", "backfill 7", "error: no input", "(3 ticks)", "catch_up"):
+        assert words in " ".join(output.split()), output
+    async with Client(url) as client:
+        paged, cursor = [], ""
+        while cursor is not None:
+            query = [("limit", "1"), *([("cursor", cursor)] if cursor else [])]
+            page = await client._request("GET", "/schedules/clips/history", query=query)
+            paged += page["records"]
+            cursor = page["next"]
+        assert paged == records
+        for wrong in ("1.3.5", "x", "1.1", "9" * 40 + ".1.1", "1.1.0"):
+            with pytest.raises(Invalid, match="cursor"):
+                await client._request("GET", "/schedules/clips/history", query=[("cursor", wrong)])
 
 
 async def test_the_flows_of_a_schedule_have_its_callbacks_and_are_listed(

@@ -100,6 +100,49 @@ async def test_flows_run_from_their_start_to_their_event(store, settings):
         assert (event["event"], event["output"]) == ("flow.succeeded", {"parts": 3, "same": True})
 
 
+async def test_the_service_keeps_each_limit_in_time(store, settings):
+    """F3: a node that no worker claims or finishes in time fails, a flow that runs too long, too;
+    `warn_after_s` publishes an event, and nothing ends."""
+    nodes = definition(
+        "nodes",
+        on_failure="continue",
+        nodes={
+            "unclaimed": task(start_within_s=0.05),
+            "slow": task(finish_within_s=0.05),
+            "watched": task(warn_after_s=0.05),
+        },
+    )
+    whole = definition("whole", timeout_s=0.05, warn_after_s=0.01, nodes={"t": task()})
+    await store.define(nodes, whole)
+    async with running_service(create_app(settings)):
+        flow_id = await store.start(nodes, events="all")
+        over = await ended(store, await store.start(whole, events="all"))
+        assert (over["status"], over["error"]) == ("failed", "timeout_s is over")
+
+        async def late():
+            events = await read(settings.kafka, f"{settings.prefix}events")
+            return {
+                (each["flow"]["name"], each.get("node")) for each in events if each["event"] == "flow.late"
+            }
+
+        await wait_until(lambda: _equals(late(), {("nodes", "watched"), ("whole", None)}))
+        rows = await store.pool.fetch(
+            "SELECT name, status, reason FROM flow_node WHERE flow_id = $1", flow_id
+        )
+        assert {tuple(row) for row in rows} == {
+            ("unclaimed", "failed", "start_within_s is over"),
+            ("slow", "failed", "finish_within_s is over"),
+            ("watched", "running", None),
+        }
+        [watched] = await store.tasks(flow_id)
+        await store.end(watched)
+        assert (await ended(store, flow_id))["status"] == "failed"
+
+
+async def _equals(found, expected):
+    return await found == expected
+
+
 async def test_large_contents_pass_by_reference(store, settings, pool):
     """Above 4,096 bytes an input is an object: it is stored before the task can be claimed."""
     large = definition(
@@ -364,7 +407,13 @@ async def test_a_stage_spawns_children_and_waits_for_an_event(store, settings):
     assert seen == [
         {
             "context": "kept",
-            "children": {"total": 21, "succeeded": 19, "unsuccessful": 2, "results": results},
+            "children": {
+                "total": 21,
+                "succeeded": 19,
+                "unsuccessful": 2,
+                "results": results,
+                "error": "child 20: there is no task type 'unknown'",
+            },
         },
         {"context": 1, "event": 7, "timed_out": False},
         {"context": None, "event": None, "timed_out": True},

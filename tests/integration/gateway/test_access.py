@@ -187,6 +187,7 @@ def request_of(route: str, resources: Resources, *, dry: bool) -> tuple[str, Any
         "GET /workers": (f"/workers?type={name}", None),
         "GET /types": ("/types", None),
         "GET /types/{name}": (f"/types/{name}", None),
+        "GET /types/{name}/durations": (f"/types/{name}/durations", None),
         "POST /types": ("/types", {"name": name}),
         "PATCH /types/{name}": (f"/types/{name}", {"paused": False}),
         "POST /flow-definitions": ("/flow-definitions", definition_of(name)),
@@ -241,6 +242,7 @@ def request_of(route: str, resources: Resources, *, dry: bool) -> tuple[str, Any
         "POST /schedules/{name}/resume": (f"/schedules/{name}/resume", None),
         "GET /schedules/{name}/ticks": (f"/schedules/{name}/ticks", None),
         "GET /schedules/{name}/skips": (f"/schedules/{name}/skips", None),
+        "GET /schedules/{name}/history": (f"/schedules/{name}/history", None),
         "POST /schedules/{name}/backfill": (
             f"/schedules/{name}/backfill",
             {"since": "2026-01-01T00:00:00Z", "until": "2026-01-02T00:00:00Z", "by": "test", "dry_run": dry},

@@ -236,11 +236,14 @@ class Working:
 
 
 def _map_reason(plan: NodePlan, node: NodeState, status: NodeStatus) -> str:
+    """The reason of a map that ends, with that of the first item that could not start."""
     items = node.items
     if status is NodeStatus.SUCCEEDED or items is None:
-        return ""
+        return node.reason
     if node.timed_out is not None:
-        return f"{node.timed_out}_s is over"
-    if plan.k is not None and items.total < plan.k:
-        return f"k is {plan.k:,}, and the list has {items.total:,}"
-    return f"{items.unsuccessful:,} of {items.total:,} items did not succeed"
+        reason = f"{node.timed_out}_s is over"
+    elif plan.k is not None and items.total < plan.k:
+        reason = f"k is {plan.k:,}, and the list has {items.total:,}"
+    else:
+        reason = f"{items.unsuccessful:,} of {items.total:,} items did not succeed"
+    return f"{reason}; {node.reason}" if node.reason else reason

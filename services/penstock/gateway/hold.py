@@ -258,7 +258,7 @@ def _without_token(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _about(request: web.Request, raw: Mapping[str, Any]) -> About:
-    """What a worker says about itself in a request for tasks."""
+    """The description of a worker in its request for tasks."""
     stages = tuple(raw["stages"]) if "stages" in raw else None
     return About(raw.get("host") or request.remote or "", raw.get("version"), stages)
 

@@ -36,7 +36,7 @@ MOST_STAGE_CHARACTERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a worker says about itself with a request for tasks.
+    """The description of a worker in its request for tasks.
 
     Attributes:
         host: name of its host, or the address of the request.
@@ -63,7 +63,7 @@ class HeldAttempt:
 
     @classmethod
     def until_lease(cls, type_name: str, now: datetime, lease_ms: int) -> Self:
-        """Of a lease that begins now."""
+        """The attempt with a lease that begins now."""
         return cls(type_name, now + timedelta(milliseconds=lease_ms))
 
 

@@ -241,7 +241,7 @@ async def test_a_busy_worker_over_http_is_listed_by_a_gateway_that_begins_again(
     async with gateway_with_keys(where["kafka"], where["prefix"], where["postgres"], objects) as gateway:
 
         async def reported(worker, headers, task_id=task_id):
-            """What is gone, and the workers that are listed then."""
+            """The reasons of `gone`, and the workers that are listed then."""
             entry = {"id": task_id, "step": 0, "stage": "start", "attempt": 0, "outcome": "progress"}
             body = {"worker": worker, "results": [entry]}
             gone = (await gateway.post("/set_task", body, headers=headers)).body["gone"]

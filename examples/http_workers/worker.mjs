@@ -95,10 +95,12 @@ async function work(stages, task) {
 }
 
 async function slot(stages) {
+  // For the list of workers.
+  const about = { host: hostname(), stages: Object.keys(stages) }
   while (!stopping.signal.aborted) {
     let held
     try {
-      held = await post('/hold_task', { type, max: 1, wait_s: 20 }, stopping.signal)
+      held = await post('/hold_task', { type, max: 1, wait_s: 20, ...about }, stopping.signal)
     } catch (error) {
       if (stopping.signal.aborted) return
       if (!(error instanceof Refused)) throw error

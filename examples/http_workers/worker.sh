@@ -17,7 +17,8 @@ export LC_ALL=C
 type=${1:?usage: worker.sh TYPE COMMAND [ARGUMENT…]}
 shift
 gateway=${PENSTOCK_GATEWAY:-http://127.0.0.1:8420}
-worker=$(hostname)-$$
+host=$(hostname)
+worker=$host-$$
 retry_ms=${RETRY_MS:-10000}
 dir=$(mktemp -d)
 running='' stopping=''
@@ -148,7 +149,7 @@ work() {
 }
 
 while [[ -z $stopping ]]; do
-  post hold_task <<<"{\"worker\": \"$worker\", \"type\": \"$type\", \"max\": 1, \"wait_s\": 20}" >"$dir/held" &
+  post hold_task <<<"{\"worker\": \"$worker\", \"type\": \"$type\", \"max\": 1, \"wait_s\": 20, \"host\": \"$host\"}" >"$dir/held" &
   running=$!
   # A signal between the condition and this line found no request that it could end.
   [[ -n $stopping ]] && kill -- "-$running" 2>/dev/null

@@ -39,9 +39,8 @@ VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v", ".mpg"}
 STAGES = ("probe", "transcode", "thumbnail")
 # Seconds of the longest clip that the demo generates.
 LONGEST_S = 60.0
-# Bars of running tasks, and seconds between two looks at their progress.
+# Bars of running tasks.
 MAX_BARS = 8
-REPORT_S = 0.25
 
 console = Console()
 
@@ -159,8 +158,7 @@ async def run(deployment: Deployment, files: list[Path], out: Path, secret: str)
         ]
         submitted = await client.submit_many(drafts)
         ids = [task.id for task in submitted]
-        await follow(client, watched, ids)
-        tasks = [await client.get(task_id) for task_id in ids]
+        tasks, _ = await asyncio.gather(client.results(ids), follow(client, watched, ids))
         console.print(
             "the flow nightly: load six files, one of them damaged; report; wait for an approval; publish …"
         )
@@ -204,7 +202,7 @@ async def follow(client: Client, watched: Watched, ids: list[int]) -> None:
         called = progress.add_task("called back (signed)", total=len(ids))
         progress.update(bars[0], completed=len(ids))
         running = RunningTasks(progress)
-        polling = asyncio.create_task(running.poll(client, ids))
+        showing = asyncio.create_task(running.watch(client, ids))
         while not (set(ids) <= set(watched.finals) and set(ids) <= set(watched.called)):
             await watched.changed.wait()
             watched.changed.clear()
@@ -212,9 +210,7 @@ async def follow(client: Client, watched: Watched, ids: list[int]) -> None:
                 progress.update(bar, completed=sum(step == number for _task, step in watched.stages))
             progress.update(ended, completed=len(watched.finals))
             progress.update(called, completed=len(watched.called))
-        polling.cancel()
-        await asyncio.gather(polling, return_exceptions=True)
-        running.show({})
+        await showing
 
 
 class RunningTasks:
@@ -228,11 +224,10 @@ class RunningTasks:
         self._progress = progress
         self._bars: dict[int, TaskID] = {}
 
-    async def poll(self, client: Client, ids: list[int]) -> None:
-        """Shows the newest reports until it is cancelled."""
-        while True:
-            self.show(await client.progress(ids))
-            await asyncio.sleep(REPORT_S)
+    async def watch(self, client: Client, ids: list[int]) -> None:
+        """Shows the newest reports until all tasks have ended."""
+        async for _counts in client.watch(ids, on_progress=self.show):
+            pass
 
     def show(self, reports: Mapping[int, TaskProgress]) -> None:
         """Shows these reports, and no others."""

@@ -35,7 +35,7 @@ WHERE t.state = 'running' AND t.lease_partition = ANY ($1::integer[]);
 
 -- name: holders
 -- The holders of attempts that are current.
-SELECT t.id, t.step, t.attempt, t.state, t.worker
+SELECT t.id, t.step, t.attempt, t.type, t.state, t.worker
 FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
   ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
 WHERE t.id = ANY ($1::bigint[]);

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 import click
+from rich.markup import escape
 from rich.progress import Progress, TaskID
 
 from penstock.cli.output import (
@@ -208,11 +209,11 @@ class _Display:
             self._bars.remove_task(self._of_tasks.pop(gone))
         for task_id, report in shown.items():
             if task_id not in self._of_tasks:
-                self._of_tasks[task_id] = self._bars.add_task("", total=100)
-            # Without a fraction the bar only moves.
+                # Without a fraction the bar only moves.
+                self._of_tasks[task_id] = self._bars.add_task("", total=None)
             done = None if report.fraction is None else int(report.fraction * 100)
             # rich would take brackets in a message for markup.
-            text = f"task {task_id}: {progress_line(report.fraction, report.message)}".replace("[", "\\[")
+            text = escape(f"task {task_id}: {progress_line(report.fraction, report.message)}")
             self._bars.update(
                 self._of_tasks[task_id],
                 total=None if done is None else 100,

@@ -55,8 +55,8 @@ class WorkerStatus:
         id: of the worker; of a gateway its host and process id.
         kind: "worker" reads Kafka, "gateway" reads Kafka for workers over HTTP, "http" is one of
             those.
-        host: its name; over HTTP the address of its last request.
-        version: of Penstock; None when it does not say.
+        host: its name; over HTTP the one that it gave, or the address of its last request.
+        version: of Penstock, or the one that a worker over HTTP gave; None when it does not say.
         interval_s: seconds between two signs of life.
         types: by name.
         slots: handlers that it runs at once; None when it does not say.

@@ -28,6 +28,7 @@ from penstock.kafka.client.health import probe
 from penstock.kafka.client.sending import Record
 from penstock.kafka.processing.outbox import MAX_UNREVOKED, Publisher, send_all
 from penstock.kafka.processing.results import write_results
+from penstock.kafka.processing.worker_status import require_topic
 from penstock.kafka.topology.binding import ensure_bound
 from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, WORKERS, Topic
 from penstock.postgres import outbox
@@ -121,10 +122,12 @@ class BackgroundProducer:
 
         Raises:
             KafkaUnavailable: it is not on Kafka.
-            KafkaRefused: this gateway may not write to the topic.
+            KafkaRefused: this gateway may not write to the topic, or there is none.
         """
         topic = self._settings.prefix + WORKERS.name
-        await send_all(self.ensure_connected(), topic, [(worker.encode(), value, [])])
+        producer = self.ensure_connected()
+        await require_topic(producer, topic)
+        await send_all(producer, topic, [(worker.encode(), value, [])])
 
     def _failed(self, error: Fatal) -> KafkaUnavailable:
         """Stops the gateway, whose producer cannot recover; returns the answer to the request."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Any
@@ -35,7 +35,7 @@ from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.bodies import read_entries, read_json
 from penstock.gateway.hold_answers import REQUEST_KEY, UnconfirmedTasks, repeatable
 from penstock.gateway.hold_requests import ClaimedTasks
-from penstock.gateway.http_workers import HttpWorkers
+from penstock.gateway.http_workers import About, HttpWorkers
 from penstock.gateway.openapi import conform
 from penstock.gateway.ready_consumer import ReadyConsumer
 from penstock.gateway.report_entries import BeatEntry, heartbeats_of, parse_entries
@@ -115,7 +115,7 @@ class WorkerRoutes:
             raise UnknownType(f"no task type {raw['type']!r} is registered", pointer="/type")
 
         self._reports.require_half_free()
-        self.seen.asked(raw["worker"], raw["type"], request.remote or "", datetime.now(UTC))
+        self.seen.asked(raw["worker"], raw["type"], _about(request, raw), datetime.now(UTC))
 
         # Raises before the gateway joins a group, since it cannot claim anything without a
         # producer.
@@ -154,7 +154,8 @@ class WorkerRoutes:
     def _return(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
         """Returns tasks that a worker did not receive."""
         self.undelivered.add(worker, tasks)
-        self.seen.reported(worker, datetime.now(UTC), ended=[task.fence.attempt_id for task in tasks])
+        ended = [task.fence.attempt_id for task in tasks]
+        self.seen.reported(worker, datetime.now(UTC), ended=ended)
 
     async def set(self, request: web.Request) -> web.Response:
         """POST /set_task: sends valid entries to Kafka, and reports the faults of others."""
@@ -175,19 +176,17 @@ class WorkerRoutes:
             )
         worker = raw["worker"]
         beats, by_index, rejected = parse_entries(entries)
-        self.seen.reported(
-            worker,
-            datetime.now(UTC),
-            beats={beat.attempt_id: beat.lease_ms for beat in beats},
-            ended=[result.fence.attempt_id for result in by_index.values()],
-        )
+        # Before PostgreSQL is asked: in its outage no worker may count as lost.
+        self.seen.reported(worker, datetime.now(UTC))
         foreign = await self._foreign_tasks(request, beats, by_index.values())
         # Tasks of other namespaces are handled like tasks that do not exist: results have no
         # effect, beats are answered "over".
         by_index = {index: result for index, result in by_index.items() if result.fence.id not in foreign}
-        lost = await _lost_attempts(
-            self._pool, worker, [beat.attempt_id for beat in beats if beat.attempt_id.task_id not in foreign]
-        )
+        own = {beat.attempt_id: beat.lease_ms for beat in beats if beat.attempt_id.task_id not in foreign}
+        lost, proven = await _judge_attempts(self._pool, worker, list(own))
+        ended = [result.fence.attempt_id for result in by_index.values()]
+        self.seen.proved(worker, request.remote or "", datetime.now(UTC), beats=own, types=proven)
+        self.seen.reported(worker, datetime.now(UTC), beats=own, ended=ended)
         lost |= {beat.attempt_id: "over" for beat in beats if beat.attempt_id.task_id in foreign}
         results, waiting = await store_contexts(self._pool, self._objects, by_index, rejected)
         await self._send(worker, results, [beat for beat in beats if beat.attempt_id not in lost])
@@ -258,18 +257,24 @@ def _without_token(task: dict[str, Any]) -> dict[str, Any]:
     return task
 
 
-async def _lost_attempts(
+def _about(request: web.Request, raw: Mapping[str, Any]) -> About:
+    """The description of a worker in its request for tasks."""
+    stages = tuple(raw["stages"]) if "stages" in raw else None
+    return About(raw.get("host") or request.remote or "", raw.get("version"), stages)
+
+
+async def _judge_attempts(
     pool: asyncpg.Pool[asyncpg.Record], worker: str, attempt_ids: Sequence[AttemptId]
-) -> dict[AttemptId, str]:
-    """The attempts that the worker must stop, each with the reason."""
+) -> tuple[dict[AttemptId, str], dict[AttemptId, str]]:
+    """The attempts that the worker must stop, each with the reason; the types of those it holds."""
     if not attempt_ids:
-        return {}
+        return {}, {}
     try:
         holders = await leases.holders(pool, attempt_ids)
     except PostgresUnavailable:
         # Fail open: the worker keeps its leases while PostgreSQL is unavailable.
-        return {}
-    lost = {}
+        return {}, {}
+    lost, held = {}, {}
     for attempt_id in attempt_ids:
         holder = holders.get(attempt_id)
         if holder is None:
@@ -280,7 +285,9 @@ async def _lost_attempts(
             lost[attempt_id] = "over"
         elif holder.worker not in (None, worker):
             lost[attempt_id] = "taken over"
-    return lost
+        elif holder.worker == worker:
+            held[attempt_id] = holder.type_name
+    return lost, held
 
 
 def _is_connected(request: web.Request) -> bool:

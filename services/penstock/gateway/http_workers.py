@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from types import MappingProxyType
+from typing import Self
 
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.worker_status import MOST_ATTEMPTS
@@ -19,6 +20,8 @@ from penstock.core.worker_list import MISSED, OfType, WorkerStatus
 
 # Seconds between two requests of a worker, with room for a slow network.
 INTERVAL_S = 45.0
+# The most that a record may say.
+MAX_INTERVAL_S = 3600.0
 # A worker that has been silent for longer is not listed.
 FORGET = timedelta(seconds=MISSED * INTERVAL_S)
 # Most workers in memory; the one that was silent for longest is forgotten first.
@@ -27,11 +30,28 @@ MOST = 10_000
 MOST_TYPES = 1_000
 # Most attempts that are counted of a worker.
 MOST_IN_FLIGHT = 1_000
+# Most characters in the names of its stages. Together with its types they must fit a record.
+MOST_STAGE_CHARACTERS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The description of a worker in its request for tasks.
+
+    Attributes:
+        host: name of its host, or the address of the request.
+        version: its version; None when it does not say.
+        stages: of the type that it asks for; None when it does not say.
+    """
+
+    host: str
+    version: str | None = None
+    stages: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeldAttempt:
-    """An attempt that a worker has taken from this gateway.
+    """An attempt that a worker has in flight.
 
     Attributes:
         type_name: its type.
@@ -41,21 +61,30 @@ class HeldAttempt:
     type_name: str
     until: datetime
 
+    @classmethod
+    def until_lease(cls, type_name: str, now: datetime, lease_ms: int) -> Self:
+        """The attempt with a lease that begins now."""
+        return cls(type_name, now + timedelta(milliseconds=lease_ms))
+
 
 @dataclass(slots=True)
 class HttpWorker:
     """A worker over HTTP.
 
     Attributes:
-        host: its address, or that of a proxy.
+        host: the name that it gives, or its address, or that of a proxy.
         seen_at: its last request.
-        types: that it has asked for, each with the moment of the last request.
+        version: that it gives; None without one.
+        types: that it has asked for or has attempts of, each with the moment of the last request.
+        stages: that it has handlers for, by type; without the types of which it says nothing.
         attempts: that it has in flight.
     """
 
     host: str
     seen_at: datetime
+    version: str | None = None
     types: dict[str, datetime] = field(default_factory=dict)
+    stages: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attempts: dict[AttemptId, HeldAttempt] = field(default_factory=dict)
 
     def status(self, worker: str, now: datetime) -> WorkerStatus:
@@ -63,6 +92,10 @@ class HttpWorker:
         for attempt_id in [each for each, held in self.attempts.items() if held.until < now]:
             del self.attempts[attempt_id]
         counts = Counter(held.type_name for held in self.attempts.values())
+        # A busy worker with long leases beats less often, and counts as lost only with all of them.
+        lease_s = max(
+            ((held.until - self.seen_at).total_seconds() for held in self.attempts.values()), default=0.0
+        )
         first: defaultdict[str, list[AttemptId]] = defaultdict(list)
         for attempt_id, held in islice(self.attempts.items(), MOST_ATTEMPTS):
             first[held.type_name].append(attempt_id)
@@ -70,13 +103,37 @@ class HttpWorker:
             id=worker,
             kind="http",
             host=self.host,
-            interval_s=INTERVAL_S,
+            interval_s=min(max(INTERVAL_S, lease_s / MISSED), MAX_INTERVAL_S),
             types={
-                name: OfType(in_flight=counts[name], attempts=first[name])
+                name: OfType(self.stages.get(name), counts[name], first[name])
                 for name in sorted({*self.types, *counts})
             },
+            version=self.version,
             silent_ms=max(0, round((now - self.seen_at).total_seconds() * 1000)),
         )
+
+    def add_type(self, type_name: str, now: datetime, most: int) -> None:
+        """Adds a type; forgets the one that was not asked for the longest beyond `most`."""
+        self.types[type_name] = now
+        if len(self.types) > most:
+            oldest = min(self.types, key=lambda name: self.types[name])
+            del self.types[oldest]
+            self.stages.pop(oldest, None)
+
+    def set_stages(self, type_name: str, stages: tuple[str, ...]) -> None:
+        """Keeps the stages of a type, unless the worker has too many."""
+        if self.stages.get(type_name) == stages:
+            return
+        self.stages.pop(type_name, None)
+        characters = sum(len(stage) for of_type in self.stages.values() for stage in of_type)
+        if characters + sum(map(len, stages)) <= MOST_STAGE_CHARACTERS:
+            self.stages[type_name] = stages
+
+    def hold(self, attempts: Iterable[tuple[AttemptId, HeldAttempt]]) -> None:
+        """Adds attempts in flight; forgets the oldest beyond `MOST_IN_FLIGHT`."""
+        self.attempts.update(attempts)
+        for attempt_id in list(islice(self.attempts, max(0, len(self.attempts) - MOST_IN_FLIGHT))):
+            del self.attempts[attempt_id]
 
 
 class HttpWorkers:
@@ -92,27 +149,35 @@ class HttpWorkers:
         self._most_types = most_types
         self._workers: OrderedDict[str, HttpWorker] = OrderedDict()
 
-    def asked(self, worker: str, type_name: str, host: str, now: datetime) -> None:
+    def __contains__(self, worker: str) -> bool:
+        return worker in self._workers
+
+    def asked(self, worker: str, type_name: str, about: About, now: datetime) -> None:
         """A worker has asked for tasks of a type."""
+        found = self._seen(worker, about.host, now)
+        found.host = about.host
+        found.add_type(type_name, now, self._most_types)
+        # Several threads of a worker may ask, and some may say nothing.
+        if about.version is not None:
+            found.version = about.version
+        if about.stages is not None:
+            found.set_stages(type_name, about.stages)
+
+    def _seen(self, worker: str, host: str, now: datetime) -> HttpWorker:
         found = self._workers.pop(worker, None) or HttpWorker(host, now)
-        found.host, found.seen_at = host, now
-        found.types[type_name] = now
-        if len(found.types) > self._most_types:
-            del found.types[min(found.types, key=lambda name: found.types[name])]
+        found.seen_at = now
         self._workers[worker] = found
         if len(self._workers) > self._most:
             self._workers.popitem(last=False)
+        return found
 
     def took(self, worker: str, tasks: Iterable[ReadyTask], now: datetime) -> None:
         """A worker that has asked has received tasks."""
-        found = self._workers.get(worker)
-        if found is None:
-            return
-        for task in tasks:
-            until = now + timedelta(milliseconds=task.lease_ms)
-            found.attempts[task.fence.attempt_id] = HeldAttempt(task.type, until)
-        for attempt_id in list(islice(found.attempts, max(0, len(found.attempts) - MOST_IN_FLIGHT))):
-            del found.attempts[attempt_id]
+        if found := self._workers.get(worker):
+            found.hold(
+                (task.fence.attempt_id, HeldAttempt.until_lease(task.type, now, task.lease_ms))
+                for task in tasks
+            )
 
     def reported(
         self,
@@ -122,7 +187,7 @@ class HttpWorkers:
         beats: Mapping[AttemptId, int] = MappingProxyType({}),
         ended: Iterable[AttemptId] = (),
     ) -> None:
-        """A worker has reported results or heartbeats; one that never asked is not listed.
+        """A worker has reported results or heartbeats. This adds no worker and no attempt.
 
         Args:
             worker: its id.
@@ -130,15 +195,45 @@ class HttpWorkers:
             beats: the attempts of heartbeats, with the lengths of their leases in milliseconds.
             ended: the attempts of results.
         """
-        if found := self._workers.pop(worker, None):
-            found.seen_at = now
-            self._workers[worker] = found
-            for attempt_id, lease_ms in beats.items():
-                if held := found.attempts.get(attempt_id):
-                    until = now + timedelta(milliseconds=lease_ms)
-                    found.attempts[attempt_id] = HeldAttempt(held.type_name, until)
-            for attempt_id in ended:
-                found.attempts.pop(attempt_id, None)
+        found = self._workers.get(worker)
+        if found is None:
+            return
+        self._seen(worker, found.host, now)
+        for attempt_id, lease_ms in beats.items():
+            if held := found.attempts.get(attempt_id):
+                found.hold([(attempt_id, HeldAttempt.until_lease(held.type_name, now, lease_ms))])
+        for attempt_id in ended:
+            found.attempts.pop(attempt_id, None)
+
+    def proved(
+        self,
+        worker: str,
+        host: str,
+        now: datetime,
+        *,
+        beats: Mapping[AttemptId, int],
+        types: Mapping[AttemptId, str],
+    ) -> None:
+        """Adds the attempts of heartbeats that PostgreSQL has under this worker.
+
+        The worker has taken them from another gateway, or from this one before it began again.
+
+        Args:
+            worker: its id.
+            host: the address of the request.
+            now: the moment.
+            beats: as of `reported`.
+            types: the types of these attempts.
+        """
+        if not types:
+            return
+        found = self._seen(worker, host, now)
+        for type_name in set(types.values()):
+            found.add_type(type_name, now, self._most_types)
+        found.hold(
+            (attempt_id, HeldAttempt.until_lease(type_name, now, beats[attempt_id]))
+            for attempt_id, type_name in types.items()
+        )
 
     def since(self, moment: datetime) -> Iterator[tuple[str, HttpWorker]]:
         """The workers that have sent a request after a moment."""

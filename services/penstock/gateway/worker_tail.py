@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from aiokafka import TopicPartition
 from aiokafka.errors import UnknownTopicOrPartitionError
@@ -42,7 +42,7 @@ MOST_RECORDS = 50
 # Records that are read at the start: the last hour of 130 workers.
 MOST_AT_START = 100_000
 # Seconds until the topic is read again after a refusal, or while it does not exist.
-REFUSED_S = 20.0
+REFUSED_S = 60.0
 
 
 class WorkerTail:
@@ -141,8 +141,9 @@ def status_sender(producer: BackgroundProducer, routes: WorkerRoutes) -> StatusS
     def values(stopped: bool) -> Iterator[bytes]:
         nonlocal written_at
         now = datetime.now(UTC)
-        seen = [found.status(worker, now) for worker, found in routes.seen.since(written_at)]
-        written_at = now
+        # After a long outage, those that the list would forget at once are left out.
+        since = max(written_at, now - timedelta(seconds=KEEP_S))
+        seen = [found.status(worker, now) for worker, found in routes.seen.since(since)]
         status = WorkerStatus(
             id=THIS_GATEWAY,
             kind="gateway",
@@ -152,7 +153,9 @@ def status_sender(producer: BackgroundProducer, routes: WorkerRoutes) -> StatusS
             version=penstock.__version__,
             stopped=stopped,
         )
-        return encode_statuses(status, seen)
+        yield from encode_statuses(status, seen)
+        # The sender asks for the next value only once Kafka has the last one.
+        written_at = now
 
     async def write(value: bytes) -> None:
         await producer.try_status(THIS_GATEWAY, value)

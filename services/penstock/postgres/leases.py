@@ -79,8 +79,9 @@ def _lease_of(row: asyncpg.Record, now_s: float) -> Lease:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The state of a current attempt, and the worker that holds it."""
+    """The type and state of a current attempt, and the worker that holds it."""
 
+    type_name: str
     state: str
     worker: str | None
 
@@ -88,7 +89,7 @@ class Holder:
 async def holders(
     pool: asyncpg.Pool[asyncpg.Record], attempt_ids: Sequence[AttemptId]
 ) -> dict[AttemptId, Holder]:
-    """State and worker of those attempts that are current; the others are over.
+    """Type, state and worker of those attempts that are current; the others are over.
 
     Raises:
         PostgresUnavailable: no server.
@@ -101,5 +102,6 @@ async def holders(
         [attempt_id.attempt for attempt_id in attempt_ids],
     )
     return {
-        AttemptId(row["id"], row["step"], row["attempt"]): Holder(row["state"], row["worker"]) for row in rows
+        AttemptId(row["id"], row["step"], row["attempt"]): Holder(row["type"], row["state"], row["worker"])
+        for row in rows
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
+import penstock
 from penstock.kafka.client.connection import make_producer, running
 from penstock.kafka.client.member_data import MemberData
 from penstock.kafka.processing.worker_status import StatusSender
@@ -77,6 +79,11 @@ def _over_gateway(gateway: GatewayClient, registered: Registered, worker_id: str
             worker_id,
             handlers.start,
             registered.limits[type_name],
+            about={
+                "host": socket.gethostname(),
+                "version": penstock.__version__,
+                "stages": sorted(registered.stages_by_type[type_name]),
+            },
         )
 
     # No readers: the answers to heartbeats tell which attempts are gone.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -187,6 +188,7 @@ class HttpPuller:
         start: called with claimed attempts to run.
         limits: most attempts by stage, for stages with a limit of their own.
         wait_s: seconds of a long poll, and of a wait for room.
+        about: fields of each request that describe the worker.
     """
 
     def __init__(
@@ -199,6 +201,7 @@ class HttpPuller:
         start: Callable[[list[ReadyTask]], object],
         limits: Mapping[str, int],
         wait_s: float = WAIT_S,
+        about: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._wait_s = wait_s
         self._gateway = gateway
@@ -208,6 +211,7 @@ class HttpPuller:
         self._worker_id = worker_id
         self._start = start
         self._limits = limits
+        self._about = about
         # The gateway answered the last request, with or without tasks.
         self._answered = False
         # Key and time of the request without an answer. Its repetition has this key, so that the
@@ -256,6 +260,7 @@ class HttpPuller:
         # available again.
         wait_s = wait_s if self._answered else 0.0
         request = {"worker": self._worker_id, "type": self._type, "max": max_tasks, "wait_s": wait_s}
+        request |= self._about
         if self._limits:
             # The gateway claims, but only the worker knows the limits of its stages.
             request["max_attempts"] = self._limits
@@ -266,6 +271,12 @@ class HttpPuller:
             # The gateway is available, and more requests would not help it.
             self._answered = answered
             raise
+        except InvalidRecord:
+            if not self._about:
+                raise
+            # A gateway of 0.1.0 does not know these fields. The next request comes without them.
+            self._about = {}
+            return
         self._unanswered = None
         claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
         claimed = [ready for ready in claimed if ready.fence.attempt_id not in self._in_flight]

@@ -14,6 +14,7 @@ from penstock.core.heartbeat_queue import Answer
 from penstock.errors import KafkaUnavailable, RecordsRefused
 from penstock.kafka.client.connection import translated
 from penstock.kafka.processing.results import write_results
+from penstock.kafka.processing.worker_status import require_topic
 from penstock.kafka.topology.topics import HEARTBEATS, STAGE_RESULTS, WORKERS
 from penstock.settings import Kafka
 from penstock.worker.held_tokens import HeldTokens
@@ -87,8 +88,9 @@ class KafkaTransport:
 
         Raises:
             KafkaUnavailable: it is not on Kafka.
-            KafkaRefused: this worker may not write to the topic.
+            KafkaRefused: this worker may not write to the topic, or there is none.
         """
+        await require_topic(self._producer, self._workers)
         with translated():
             await self._producer.send_and_wait(self._workers, value, key=self._record_key)
 

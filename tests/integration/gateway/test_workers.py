@@ -1,10 +1,11 @@
 """The list of workers, and the reason of a stage that none of them has, on the real Kafka."""
 
 import asyncio
+import socket
 
 import pytest
 from tests.integration.cli.test_cli import penstock
-from tests.support.api_keys import gateway_with_keys, make_key
+from tests.support.api_keys import gateway_with_keys, make_key, sent
 from tests.support.gateways import running_gateway
 from tests.support.invoking import documents
 from tests.support.services import running_service, write
@@ -13,12 +14,17 @@ from tests.support.waiting import wait_until
 from penstock import __version__
 from penstock.client import Client, SyncClient
 from penstock.core.why import WaitReason
-from penstock.errors import KafkaUnavailable, NotFound
+from penstock.errors import KafkaRefused, KafkaUnavailable, NotFound
 from penstock.gateway import why as gateway_why
 from penstock.gateway import workers as gateway_workers
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import WORKERS
 from penstock.postgres import types
+from penstock.settings import Kafka
 from penstock.worker import Done, Next, Worker, WorkerSettings
+from penstock.worker.held_tokens import HeldTokens
+from penstock.worker.kafka_transport import KafkaTransport
 
 __all__ = ["penstock"]  # fixture
 
@@ -89,7 +95,6 @@ async def test_the_workers_of_a_type_are_listed(system):
                 return found if {each["kind"] for each in found.values()} == {"http", "gateway"} else None
 
             found = await wait_until(is_listed)
-            assert found[remote.id]["host"] == "127.0.0.1"
             assert found[remote.id]["seen_at"] is not None
             [behind] = [each for each in found.values() if each["kind"] == "gateway"]
             assert behind["partitions"] == [0, 1]
@@ -212,11 +217,43 @@ async def test_workers_say_what_they_have_in_flight(system):
                 tasks = await client.submit_many([{"type": "t", "context": None}] * 2)
             found = await wait_until(lambda worker=worker: listed(worker), what="two attempts are in flight")
             assert (found["tasks"], found["seen_at"] is None) == (None, False)
+            assert (found["version"], found["stages"]) == (__version__, ["start"])
+            assert found["host"] == socket.gethostname()
             if "pool" in given:
-                assert (found["version"], found["slots"], found["room"] >= 5) == (__version__, 7, True)
+                assert (found["slots"], found["room"] >= 5) == (7, True)
             finish.set()
             async with Client(system.gateway.url) as client:
                 await client.wait([task.id for task in tasks])
+
+
+async def test_a_busy_worker_over_http_is_listed_by_a_gateway_that_begins_again(system, where):
+    """H5, O5: by the attempts that PostgreSQL has under it. Another worker, and a key of another
+    namespace, prove nothing by naming them."""
+    await types.register(system.pool, types.TaskType(name="acme--t", partitions=1))
+    task_id = (await system.gateway.post("/tasks", {"type": "acme--t", "context": None})).body["id"]
+    # As if a gateway before had claimed it.
+    await system.pool.execute("UPDATE task SET state = 'running', worker = 'w' WHERE id = $1", task_id)
+    own, foreign = [
+        sent((await make_key(where["postgres"], "worker", [name]))[1]) for name in ("acme", "beta")
+    ]
+    reader = sent((await make_key(where["postgres"], "reader"))[1])
+    objects = where["objects"].removeprefix("file://")
+    async with gateway_with_keys(where["kafka"], where["prefix"], where["postgres"], objects) as gateway:
+
+        async def reported(worker, headers, task_id=task_id):
+            """The reasons of `gone`, and the workers that are listed then."""
+            entry = {"id": task_id, "step": 0, "stage": "start", "attempt": 0, "outcome": "progress"}
+            body = {"worker": worker, "results": [entry]}
+            gone = (await gateway.post("/set_task", body, headers=headers)).body["gone"]
+            [page] = (await gateway.get("/workers?type=acme--t", headers=reader)).body["types"]
+            rows = [(row["id"], row["state"], row["in_flight"]) for row in page["workers"]]
+            return [each["why"] for each in gone], rows
+
+        assert await reported("w", foreign) == (["over"], [])
+        assert await reported("x", own) == (["taken over"], [])
+        assert await reported("w", own, 2**40) == (["over"], [])
+        assert await reported("w", own) == ([], [("w", "running", 1)])
+        assert await reported("w", foreign) == (["over"], [("w", "running", 1)])
 
 
 def status_of(worker, types, **given):
@@ -274,6 +311,37 @@ async def test_a_lost_worker_is_listed_with_what_became_of_its_tasks(system, whe
         found = await wait_until(lambda: lost(later, headers=own), what="a later gateway knows it")
         assert list(found) == ["acme--t"]
         assert [each["id"] for each in found["acme--t"][0]["tasks"]] == [ids["acme--t"]]
+
+
+async def test_a_cluster_without_the_topic_is_asked_once(where):
+    """H5: and not until the end of the time for one record, as the client would."""
+    settings = Kafka(kafka=where["kafka"], prefix=where["prefix"] + "new-")
+    asked = []
+    async with running(make_producer(settings)) as producer:
+        transport = KafkaTransport(producer, settings, "w", HeldTokens())
+        update = producer.client._metadata_update
+
+        async def counted(cluster, topics):
+            asked.append(None)
+            return await update(cluster, topics)
+
+        producer.client._metadata_update = counted
+        for most in (2, 3):
+            with pytest.raises(
+                KafkaRefused, match=r"there is no topic .*new-workers: `penstock topics apply`"
+            ):
+                await transport.send_status(b"{}")
+            assert len(asked) <= most
+        await create_topics(settings, [WORKERS])
+
+        async def is_written():
+            try:
+                await transport.send_status(b"{}")
+            except KafkaRefused:
+                return False
+            return True
+
+        await wait_until(is_written, what="the topic is there")
 
 
 async def test_the_list_stays_while_kafka_is_away(system, monkeypatch):

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+import pytest
+
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.processing import worker_status
 from penstock.kafka.processing.worker_status import StatusSender
@@ -48,6 +50,24 @@ async def test_a_refusal_is_logged_once_and_ends_nothing(caplog):
     running.cancel()
     assert [record.event for record in caplog.records] == ["worker_status_refused"] * 2
     assert topic.values[0] == b"running"
+
+
+async def test_refused_records_are_tried_ever_less_often(monkeypatch):
+    """H5: a cluster without the topic is asked once a minute in the end, and not for each record.
+    An outage changes nothing, because the next record must follow it soon."""
+    refused, away = KafkaRefused("no topic"), KafkaUnavailable("away")
+    topic = Topic(None, refused, refused, refused, refused, refused, away, None, away)
+    pauses = []
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 10:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(worker_status.asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await StatusSender(values, topic.write, 5.0).run()
+    assert pauses == [5.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0, 5.0, 5.0]
 
 
 async def test_the_last_record_says_that_the_process_ends():

@@ -119,6 +119,23 @@ async def impostor():
         await runner.cleanup()
 
 
+async def test_a_gateway_that_knows_no_description_gets_none(impostor):
+    """W1: a gateway of 0.1.0 refuses fields that it does not know; the worker goes on without."""
+    refusal = orjson.dumps({"type": "urn:penstock:problem:invalid", "detail": "unknown field"})
+    found, url = await impostor((422, refusal), (200, b'{"tasks": []}'))
+    about = {"host": "h", "version": "1", "stages": ["start"]}
+    async with RealGateway(url) as gateway:
+        puller = HttpPuller(
+            gateway, "t", InFlight(10), HeartbeatSender(), "w", lambda _claimed: None, {}, 0.0, about
+        )
+        pulling = asyncio.create_task(puller.run())
+        await wait_until(lambda: len(found.asked) >= 2)
+        pulling.cancel()
+    first, second = [body for _path, body in found.asked[:2]]
+    assert about.items() <= first.items()
+    assert about.keys().isdisjoint(second)
+
+
 FOREIGN_BODIES = [
     pytest.param(b"<html>Please log in</html>", id="a page"),
     pytest.param(b"", id="empty body"),

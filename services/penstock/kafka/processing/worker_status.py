@@ -10,15 +10,40 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
+from aiokafka import AIOKafkaProducer
+
 from penstock.concurrency.cancellation import cleanup_timeout
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import KafkaRefused, KafkaUnavailable, PenstockError, Unavailable
 
 log = logging.getLogger(__name__)
 
 # Seconds for the last record of a process that ends.
 STOP_S = 2.0
-# Seconds for any other one: for a topic that does not exist, the client asks ten times a second.
+# Seconds for any other one.
 SEND_S = 2.0
+# Most seconds between two tries while Kafka refuses them, or has no such topic.
+REFUSED_S = 60.0
+
+
+async def require_topic(producer: AIOKafkaProducer, topic: str) -> None:
+    """Returns if the cluster has a topic; asks for it once where it is not known.
+
+    To send to a missing topic is no way to learn of it: the client asks ten times a second.
+
+    Raises:
+        KafkaUnavailable: no broker answers.
+        KafkaRefused: there is no such topic.
+    """
+    client = producer.client
+    if client.cluster.partitions_for_topic(topic) is not None:
+        return
+    # An answer that was under way when the topic was added does not have it.
+    await client.add_topic(topic)
+    if client.cluster.partitions_for_topic(topic) is None and not await client.force_metadata_update():
+        raise KafkaUnavailable("Kafka: no broker answers")
+    unauthorized = topic in client.cluster.unauthorized_topics
+    if client.cluster.partitions_for_topic(topic) is None and not unauthorized:
+        raise KafkaRefused(f"there is no topic {topic}: `penstock topics apply`")
 
 
 class StatusSender:
@@ -44,11 +69,13 @@ class StatusSender:
 
     async def run(self) -> None:
         """Writes until cancelled, or until `say_stopped` is called."""
+        pause_s = self._every_s
         while not self._stopped:
             with suppress(TimeoutError):
                 async with cleanup_timeout(SEND_S):
                     await self._send(stopped=False)
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, REFUSED_S) if self._refused else self._every_s
 
     async def say_stopped(self) -> None:
         """Writes that the process ends in order; without it, the process will count as lost."""

@@ -14,6 +14,8 @@ from penstock.core.token_bucket import TokenBucket
 
 # Bytes of a line in UTF-8.
 LINE_BYTES = 16 * 1024
+# Characters of a text without a line feed that wait for its end; the rest is dropped.
+PARTIAL_CHARS = 64 * 1024
 HEAD_BYTES = 8 * 1024 * 1024
 TAIL_BYTES = 2 * 1024 * 1024
 # Lines a second; a burst may have those of ten seconds.
@@ -25,7 +27,7 @@ LINE_OVERHEAD = 40
 LATEST_MS = 253_402_300_799_000
 
 _WARNING = 30
-_CUT = "… [{:,} more bytes are not kept: a line has at most 16 KiB]"
+_CUT = "… [at least {:,} more bytes are not kept: a line has at most 16 KiB]"
 
 _REASONS = {
     "rate": f"a run keeps at most {LINES_PER_S:,} lines a second",
@@ -59,6 +61,26 @@ def cut(text: str) -> str:
         return text
     kept = data[: LINE_BYTES - 80].decode("utf-8", "ignore")
     return kept + _CUT.format(len(data) - len(kept.encode()))
+
+
+def split_lines(text: str) -> tuple[list[str], str]:
+    """The lines of a stream's text, and the text behind its last line feed.
+
+    A carriage return begins a line again, as on a terminal. Of a long rest only the beginning is
+    kept: a line keeps less, and a part of its own could begin within a secret.
+    """
+    *lines, rest = text.split("\n")
+    if "\r" in rest:
+        # A progress bar is the text behind the last one but a trailing one.
+        rest = rest[max(rest.rfind("\r", 0, len(rest) - 1), 0) :]
+    if len(rest) > PARTIAL_CHARS:
+        rest = rest[:PARTIAL_CHARS] + ("\r" if rest[-1] == "\r" else "")
+    return [shown(line) for line in lines], rest
+
+
+def shown(line: str) -> str:
+    """What a terminal shows of a line with carriage returns."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def mark(at_ms: int, reason: str, dropped: Dropped) -> RawLine:

@@ -1,4 +1,4 @@
-"""Removes secrets from texts: in a worker from all that leaves it, in a gateway from lines. Pure.
+"""Removes secrets from texts: in a worker from all that leaves it, elsewhere from reports. Pure.
 
 Redacted are the values of environment variables whose names end as those of secrets do, values that
 are registered, and what has the form of a secret: passwords and tokens by name, credentials
@@ -131,3 +131,7 @@ class Redactor:
         if depth < MAX_DEPTH and isinstance(value, list | tuple):
             return [self._value(item, depth + 1) for item in value]
         return self.text(str(value))
+
+
+# For texts of other processes: knows the forms of secrets, and no values.
+BY_FORM = Redactor()

@@ -23,7 +23,7 @@ from penstock.contracts.task_log import encode_json
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
 from penstock.core.log_chunk import PLATFORM_SOURCE, Chunk, RawLine, RunId
-from penstock.core.log_limits import LATEST_MS, LINE_BYTES, RunBuffer, cut, dropped_by
+from penstock.core.log_limits import LATEST_MS, LINE_BYTES, RunBuffer, cut, dropped_by, shown, split_lines
 from penstock.core.redaction import Redactor
 from penstock.logs import STANDARD
 
@@ -39,8 +39,6 @@ RUN_BYTES = 128 * 1024
 FIELDS_BYTES = 8 * 1024
 # Characters of one text that are looked at; the rest is dropped.
 TEXT_CHARS = 1024 * 1024
-# Characters of a text without a line feed that wait for its end.
-PARTIAL_CHARS = 64 * 1024
 # Source of the lines of `Task.progress`, and seconds between two of them in one run.
 PROGRESS_SOURCE = "progress"
 PROGRESS_S = 1.0
@@ -200,15 +198,9 @@ class LogBuffer:
         with self._lock:
             if run.how_ended is not None:
                 return []
-            *complete, rest = (run.partials.pop(source, "") + text).split("\n")
-            # A carriage return begins the line again, as on a terminal.
-            complete = [line.rstrip("\r").rpartition("\r")[2] for line in complete]
-            if len(rest) > PARTIAL_CHARS and "\r" not in rest:
-                # While no server answers, nothing is shipped, and the buffer does not count it.
-                complete.append(rest)
-                rest = ""
+            complete, rest = split_lines(run.partials.pop(source, "") + text)
             if rest:
-                run.partials[source] = rest[-LINE_BYTES:] if "\r" in rest else rest
+                run.partials[source] = rest
                 self._await(run, urgent=False)
             return complete
 
@@ -382,7 +374,7 @@ class RunLog:
             # A progress bar that overwrites itself is kept until it ends.
             if every or "\r" not in text:
                 del self.partials[source]
-                redacted = self._buffer.redactor.text(text.rstrip("\r").rpartition("\r")[2])
+                redacted = self._buffer.redactor.text(shown(text))
                 self.lines.add(time.monotonic(), (now_ms, logging.INFO, source, cut(redacted)))
 
     def _lines(
@@ -393,7 +385,7 @@ class RunLog:
             # At a line feed, so that no secret is divided.
             kept = text[: max(text.rfind("\n", 0, TEXT_CHARS), 0)] or text[:TEXT_CHARS]
             text = f"{redactor.text(kept)}\n… [{len(text) - len(kept):,} more characters are not kept]"
-        elif len(text) > LINE_BYTES // 4 or "\n" in text:
+        elif len(text) * 6 > LINE_BYTES or "\n" in text:
             # Before it is divided or cut. All others are redacted when they are shipped.
             text = redactor.text(text)
         # The bounds of the schema: one line outside of them would spoil the lines of other runs.

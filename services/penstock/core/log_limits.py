@@ -21,6 +21,8 @@ TAIL_BYTES = 2 * 1024 * 1024
 # Lines a second; a burst may have those of ten seconds.
 LINES_PER_S = 1_000
 BURST_S = 10.0
+# Lines that are taken from the rate at once: asking for each line takes as long as keeping it.
+ALLOWED_AT_ONCE = 50
 # What a line takes in memory and in a record besides its text.
 LINE_OVERHEAD = 40
 # The latest moment that Python and the API can show: the end of the year 9999.
@@ -124,6 +126,7 @@ class RunBuffer:
     """
 
     __slots__ = (
+        "_allowed",
         "_bucket",
         "_dropped",
         "_head_left",
@@ -137,6 +140,7 @@ class RunBuffer:
     )
 
     def __init__(self, now_s: float) -> None:
+        self._allowed = 0
         self._bucket = TokenBucket(LINES_PER_S, now_s, capacity_s=BURST_S, full=True)
         self._pending: deque[tuple[int, RawLine]] = deque()
         # Lines beyond the rate since the last one that was kept.
@@ -160,10 +164,13 @@ class RunBuffer:
             line: with a text that was `cut`.
         """
         size = len(line[3]) + LINE_OVERHEAD
-        if not self._bucket.available(now_s):
-            _count(self._dropped if self._tail is None else self._tail_dropped, line)
-            return
-        self._bucket.take()
+        if not self._allowed:
+            self._allowed = min(self._bucket.available(now_s), ALLOWED_AT_ONCE)
+            self._bucket.take(self._allowed)
+            if not self._allowed:
+                _count(self._dropped if self._tail is None else self._tail_dropped, line)
+                return
+        self._allowed -= 1
         if self._tail is None and size > self._head_left:
             self._begin_tail(line[0])
         if self._tail is not None:

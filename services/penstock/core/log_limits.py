@@ -81,7 +81,7 @@ def split_lines(text: str) -> tuple[list[str], str]:
 
 
 def shown(line: str) -> str:
-    """What a terminal shows of a line with carriage returns."""
+    """A line with carriage returns as a terminal shows it."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 

@@ -1,4 +1,4 @@
-"""What the producer changes in its client library: compression, the remains of a failed batch."""
+"""Producers change their client library: compression, and what a failed batch leaves."""
 
 from __future__ import annotations
 

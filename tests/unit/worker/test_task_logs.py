@@ -426,7 +426,7 @@ async def test_no_secret_is_in_reports_and_errors():
     assert result.error.message == f"refused: [redacted]{'x' * 1_974}[redact"
     assert result.error.traceback.endswith("y[redacted]\n")
     assert len(result.error.traceback) == TRACEBACK_LIMIT
-    # Nor a part of one that a limit would divide.
+    # A limit leaves no part of a secret either.
     assert not [part for part in ("plant", "7d") if part in repr((reports, result))]
 
 

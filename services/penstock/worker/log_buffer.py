@@ -396,15 +396,17 @@ class RunLog:
         if not 0 <= at_ms <= LATEST_MS:
             at_ms = max(0, min(at_ms, LATEST_MS))
         source = self._buffer.source_of(source)
-        if not fields and len(text) * 6 <= LINE_BYTES and "\n" not in text and "\r" not in text:
-            # The usual case: nothing is cut, and `take` redacts many lines at once.
+        whole = len(text) * 6 <= LINE_BYTES or (len(text) <= LINE_BYTES and text.isascii())
+        if whole and not fields and "\n" not in text and "\r" not in text:
+            # The usual case: nothing is cut, and `take` redacts many lines at once, without those
+            # that are dropped before.
             return ((at_ms, level, source, text),)
         redactor = self._buffer.redactor
         if len(text) > TEXT_CHARS:
             # At a line feed, so that no secret is divided.
             kept = text[: max(text.rfind("\n", 0, TEXT_CHARS), 0)] or text[:TEXT_CHARS]
             text = f"{redactor.text(kept)}\n… [{len(text) - len(kept):,} more characters are not kept]"
-        elif len(text) * 6 > LINE_BYTES or "\n" in text:
+        elif not whole or "\n" in text:
             # Before it is divided or cut.
             text = redactor.text(text)
         lines: list[RawLine] = [(at_ms, level, source, cut(part.rstrip("\r"))) for part in text.split("\n")]

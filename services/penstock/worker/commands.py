@@ -76,6 +76,15 @@ class LineSplitter:
         return lines
 
 
+def _end_of(lines: Sequence[str]) -> str:
+    """The end of a command's output: whole lines, because without a log they are redacted later."""
+    text = "\n".join(lines)
+    if len(text) <= _ERROR_CHARS:
+        return text
+    whole = text[-_ERROR_CHARS:].partition("\n")[2] or lines[-1]
+    return f"… {whole}"
+
+
 class Command:
     """One command; all methods may be called from any thread.
 
@@ -206,11 +215,7 @@ class Command:
         if code < 0:
             with suppress(ValueError):
                 how = f"was ended by {signal.Signals(-code).name}"
-        text = "\n".join(finished.last_lines)
-        if len(text) > _ERROR_CHARS:
-            # Whole lines: without a log they are redacted later.
-            whole = text[-_ERROR_CHARS:].partition("\n")[2] or finished.last_lines[-1]
-            text = f"… {whole}"
+        text = _end_of(finished.last_lines)
         return CommandFailed(
             f"{self.program} {how}" + (f":\n{text}" if text else ""),
             exit_code=code,

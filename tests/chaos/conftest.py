@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from rich.console import Console
 
@@ -23,7 +25,10 @@ add_summary("fault tests", _table)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Saves the report after the full form of all scenarios."""
-    subset = session.config.option.keyword or "::" in " ".join(session.config.args)
+    """Saves the report after the full form of all scenarios, or of those of one file."""
+    path, *others = session.config.args
+    subset = session.config.option.keyword or "::" in path or others
     if RUN.rows and LONG and exitstatus == 0 and not subset:
-        RUN.save(command())
+        file = Path(path)
+        name = f"chaos-{file.stem.removeprefix('test_')}" if file.suffix else "chaos"
+        RUN.save(name, command(path))

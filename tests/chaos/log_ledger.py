@@ -13,6 +13,7 @@ from tests.chaos.ledger import Execution
 Document = Mapping[str, Any]
 # A worker that is killed may lose so much.
 LOSS_S = 0.25
+DISORDERED = "lines of logs twice, out of order or missing in between"
 UNMARKED = "lines of logs missing without a mark"
 
 
@@ -34,7 +35,7 @@ class LogCounts:
     oldest_s: float = 0.0
     found: dict[str, list[str]] = field(
         default_factory=lambda: {
-            "lines of logs twice, out of order or missing in between": [],
+            DISORDERED: [],
             "lines of logs missing without a kill": [],
             "lines of logs missing earlier than 250 ms before a kill": [],
             UNMARKED: [],

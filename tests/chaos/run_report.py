@@ -60,6 +60,7 @@ class Run:
         broken: number of violations by invariant.
         before: state of the machine before the first scenario.
         sentences: further counts, one sentence each.
+        figures: further counts by name, for the file.
     """
 
     seed: int = 0
@@ -67,6 +68,7 @@ class Run:
     broken: Counter[str] = field(default_factory=Counter)
     before: dict[str, Any] = field(default_factory=machine)
     sentences: list[str] = field(default_factory=list)
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def note(self, found: Mapping[str, Sequence[object]]) -> None:
         """Adds the violations of each invariant that a scenario found."""
@@ -88,33 +90,31 @@ class Run:
         for sentence in self.sentences:
             console.print(sentence)
 
-    def save(self, command: str) -> None:
-        """Writes `benchmarks/results/chaos.json`."""
+    def save(self, name: str, command: str) -> None:
+        """Writes `benchmarks/results/<name>.json`."""
         document = {
-            "benchmark": "chaos",
+            "benchmark": name,
             "command": command,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": self.before,
             "seed": self.seed,
-            "figures": {f"{row.scenario}: {row.fault}": row.to_wire() for row in self.rows},
+            "figures": {f"{row.scenario}: {row.fault}": row.to_wire() for row in self.rows} | self.figures,
             "counts": self.sentences,
             "claims": {
                 f"{claim}: none": {"found": str(count), "holds": count == 0}
                 for claim, count in self.broken.items()
             },
         }
-        (RESULTS / "chaos.json").write_text(json.dumps(document, indent=2) + "\n")
+        (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def command() -> str:
+def command(path: str = "tests/chaos") -> str:
     """The command that repeats this run, except for its races."""
     variables = {
         name: value for name, value in sorted(os.environ.items()) if name.startswith("PENSTOCK_CHAOS_")
     }
     variables["PENSTOCK_CHAOS_SEED"] = str(RUN.seed)
-    return " ".join(
-        [*(f"{name}={value}" for name, value in variables.items()), "python -m pytest tests/chaos"]
-    )
+    return " ".join([*(f"{name}={value}" for name, value in variables.items()), f"python -m pytest {path}"])
 
 
 RUN = Run()

@@ -26,7 +26,7 @@ from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import Topic
 from penstock.settings import Kafka
 from tests.chaos import ledger
-from tests.chaos.log_ledger import UNMARKED, LogCounts, compare, pid_of, place_of, read_lines
+from tests.chaos.log_ledger import DISORDERED, UNMARKED, LogCounts, compare, pid_of, place_of, read_lines
 from tests.chaos.run_report import RUN
 from tests.chaos.scenario import ENVIRONMENT, LONG, SEED, Scenario, run_scenario
 
@@ -139,6 +139,15 @@ class LogScenario(Scenario):
 
         await self.wait_until_true(hold, "each incomplete log has its mark")
         RUN.note(counts.found)
+        RUN.figures["logs: lines"] = {
+            "kills": KILLS,
+            "kills of workers": len(self.killed_s),
+            "lines": counts.lines,
+            "runs": counts.runs,
+            "missing": counts.missing,
+            "logged at most so long before a kill (ms)": round(counts.oldest_s * 1000),
+            "runs with lines twice or out of order": len(counts.found[DISORDERED]),
+        }
         broken = {claim: runs[:5] for claim, runs in counts.found.items() if runs}
         assert not broken, f"seed {SEED}: {broken}; {self.deployment.log_file}"
         assert counts.lines >= KILLS * LINES

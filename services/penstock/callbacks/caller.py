@@ -212,7 +212,11 @@ class Caller:
     ) -> CallResult:
         retry_after = response and response.headers.get("Retry-After")
         return CallResult(
-            excerpt=_masked(_printable(excerpt.decode("utf-8", errors="replace")), secret_headers),
+            excerpt=_masked(
+                _printable(excerpt.decode("utf-8", errors="replace")),
+                secret_headers,
+                cut=len(excerpt) >= EXCERPT_BYTES,
+            ),
             took_s=self._clock() - started_s,
             kind="HTTP",
             message=f"the target answered {status}",
@@ -245,13 +249,22 @@ async def _read_excerpt(response: aiohttp.ClientResponse, until_s: float) -> byt
     return b"".join(chunks)
 
 
-def _masked(excerpt: str, headers: Mapping[str, str] | None) -> str:
-    """Masks the values of the callback's own headers, which are secrets that targets may echo."""
+def _masked(excerpt: str, headers: Mapping[str, str] | None, *, cut: bool) -> str:
+    """Masks the values of the callback's own headers, which are secrets that targets may echo.
+
+    Args:
+        excerpt: beginning of the answer's body.
+        headers: of the callback.
+        cut: whether the body may continue, so that the excerpt may end within a secret.
+    """
     for value in (headers or {}).values():
         # The whole value, and the part after a scheme such as "Bearer".
         for secret in (value, *value.split()):
             if len(secret) >= _SHORTEST_SECRET:
                 excerpt = excerpt.replace(secret, "***")
+                if cut:
+                    length = next((n for n in range(len(secret), 0, -1) if excerpt.endswith(secret[:n])), 0)
+                    excerpt = excerpt[: len(excerpt) - length] + "*" * length
     return excerpt
 
 

@@ -24,6 +24,7 @@ from penstock.contracts.validation import conform, is_valid, problems
 from penstock.core.access import DEFAULT_NAMESPACE, SEPARATOR
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
+from penstock.core.redaction import BY_FORM
 from penstock.core.target import TargetId, target_of
 from penstock.errors import Invalid, InvalidRecord, TooLarge
 
@@ -39,6 +40,10 @@ _OUTCOMES = {member.value: member for member in Outcome}
 
 # The largest id of a task. JSON Schema compares floats as floats, so it accepts 2^63.
 _MAX_ID = 2**63 - 1
+
+# The bounds of an error in the schema; a text without its secrets may be longer than before.
+_MESSAGE_CHARS = 10_000
+_TRACEBACK_CHARS = 100_000
 
 # An entry that breaks its contract: its fault and its bytes.
 Fault = tuple[Invalid, bytes]
@@ -184,9 +189,7 @@ def read_result(raw: Mapping[str, Any], pointer: str = "") -> StageResult:
         delay_ms=int(raw["delay_ms"]) if "delay_ms" in raw else None,
         permanent=raw.get("permanent", False),
         max_attempts=int(raw["max_attempts"]) if "max_attempts" in raw else None,
-        error=Failure(kind=kind, message=error["message"], traceback=error.get("traceback"))
-        if error
-        else None,
+        error=_failure(kind, error["message"], error.get("traceback")) if error else None,
         started_ms=int(raw.get("started_ms", 0)),
         finished_ms=int(raw.get("finished_ms", 0)),
     )
@@ -198,6 +201,14 @@ def _require_children(children: Sequence[Any], pointer: str) -> None:
         if not is_valid(child, "child"):
             fault = problems(child, "child")[0]
             raise InvalidRecord(fault.reason, pointer=f"{pointer}/{index}{fault.pointer}")
+
+
+def _failure(kind: str, message: str, traceback: str | None) -> Failure:
+    """A failure without what has the form of a secret: only the SDK redacts before it reports."""
+    message = BY_FORM.text(message)[:_MESSAGE_CHARS]
+    if traceback is not None:
+        traceback = BY_FORM.text(traceback)[-_TRACEBACK_CHARS:]
+    return Failure(kind=kind, message=message, traceback=traceback)
 
 
 def decode_callbacks(data: bytes) -> tuple[list[Callback], list[Fault]]:

@@ -11,6 +11,7 @@ import jsonschema_rs
 import orjson
 
 from penstock.contracts.files import schemas_folder
+from penstock.core.redaction import BY_FORM
 from penstock.errors import InvalidRecord
 
 # Error messages have these words in place of a value that may be a secret.
@@ -133,5 +134,9 @@ def _escape(part: str | int) -> str:
 
 
 def _shorten(message: str) -> str:
-    # A message may quote the whole value, and answers and logs must stay short.
-    return message if len(message) <= 300 else f"{message[:200]} … {message[-80:]}"
+    # A message may quote the whole value, and answers and logs must stay short. The cuts could
+    # divide a secret.
+    if len(message) <= 300:
+        return message
+    message = BY_FORM.text(message)
+    return f"{message[:200]} … {message[-80:]}"

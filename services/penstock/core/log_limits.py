@@ -14,18 +14,22 @@ from penstock.core.token_bucket import TokenBucket
 
 # Bytes of a line in UTF-8.
 LINE_BYTES = 16 * 1024
+# Characters of a text without a line feed that wait for its end; the rest is dropped.
+PARTIAL_CHARS = 64 * 1024
 HEAD_BYTES = 8 * 1024 * 1024
 TAIL_BYTES = 2 * 1024 * 1024
 # Lines a second; a burst may have those of ten seconds.
 LINES_PER_S = 1_000
 BURST_S = 10.0
+# Lines that are taken from the rate at once: asking for each line takes as long as keeping it.
+ALLOWED_AT_ONCE = 50
 # What a line takes in memory and in a record besides its text.
 LINE_OVERHEAD = 40
 # The latest moment that Python and the API can show: the end of the year 9999.
 LATEST_MS = 253_402_300_799_000
 
 _WARNING = 30
-_CUT = "… [{:,} more bytes are not kept: a line has at most 16 KiB]"
+_CUT = "… [at least {:,} more bytes are not kept: a line has at most 16 KiB]"
 
 _REASONS = {
     "rate": f"a run keeps at most {LINES_PER_S:,} lines a second",
@@ -59,6 +63,26 @@ def cut(text: str) -> str:
         return text
     kept = data[: LINE_BYTES - 80].decode("utf-8", "ignore")
     return kept + _CUT.format(len(data) - len(kept.encode()))
+
+
+def split_lines(text: str) -> tuple[list[str], str]:
+    """The lines of a stream's text, and the text behind its last line feed.
+
+    A carriage return begins a line again, as on a terminal. Of a long rest only the beginning is
+    kept: a line keeps less, and a part of its own could begin within a secret.
+    """
+    *lines, rest = text.split("\n")
+    if "\r" in rest:
+        # A progress bar is the text behind the last one but a trailing one.
+        rest = rest[max(rest.rfind("\r", 0, len(rest) - 1), 0) :]
+    if len(rest) > PARTIAL_CHARS:
+        rest = rest[:PARTIAL_CHARS] + ("\r" if rest[-1] == "\r" else "")
+    return [shown(line) for line in lines], rest
+
+
+def shown(line: str) -> str:
+    """A line with carriage returns as a terminal shows it."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def mark(at_ms: int, reason: str, dropped: Dropped) -> RawLine:
@@ -102,6 +126,7 @@ class RunBuffer:
     """
 
     __slots__ = (
+        "_allowed",
         "_bucket",
         "_dropped",
         "_head_left",
@@ -115,6 +140,7 @@ class RunBuffer:
     )
 
     def __init__(self, now_s: float) -> None:
+        self._allowed = 0
         self._bucket = TokenBucket(LINES_PER_S, now_s, capacity_s=BURST_S, full=True)
         self._pending: deque[tuple[int, RawLine]] = deque()
         # Lines beyond the rate since the last one that was kept.
@@ -138,10 +164,13 @@ class RunBuffer:
             line: with a text that was `cut`.
         """
         size = len(line[3]) + LINE_OVERHEAD
-        if not self._bucket.available(now_s):
-            _count(self._dropped if self._tail is None else self._tail_dropped, line)
-            return
-        self._bucket.take()
+        if not self._allowed:
+            self._allowed = min(self._bucket.available(now_s), ALLOWED_AT_ONCE)
+            self._bucket.take(self._allowed)
+            if not self._allowed:
+                _count(self._dropped if self._tail is None else self._tail_dropped, line)
+                return
+        self._allowed -= 1
         if self._tail is None and size > self._head_left:
             self._begin_tail(line[0])
         if self._tail is not None:

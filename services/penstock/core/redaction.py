@@ -1,4 +1,4 @@
-"""Removes secrets from texts: in a worker from all that leaves it, in a gateway from lines. Pure.
+"""Removes secrets from texts: in a worker from all that leaves it, elsewhere from reports. Pure.
 
 Redacted are the values of environment variables whose names end as those of secrets do, values that
 are registered, and what has the form of a secret: passwords and tokens by name, credentials
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -27,38 +28,82 @@ _NAMES = r"(?:passw(?:or)?d|passphrase|secret|token|api[_-]?key|access[_-]?key|p
 _ENVIRONMENT_NAME = re.compile(r"(?:TOKEN|SECRET|PASSWORD|PASSPHRASE|(?:_|^)KEY)$", re.IGNORECASE)
 _FIELD_NAME = re.compile(rf"{_NAMES}|^authorization$", re.IGNORECASE)
 
-# A text without any of these needs no pattern. In lower case.
-_TRIGGERS = (
-    "passw", "passphrase", "secret", "token", "key", "credential", "bearer", "basic", "://",
-    "eyj", "akia", "asia", "gh", "xox", "sk", "aiza", "pk_", "-----begin",
-)  # fmt: skip
 
-_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """The form of a secret.
+
+    Attributes:
+        words: a text without any of them has no such secret; in lower case.
+        quick: a text in lower case in which this is not found has none either. Patterns that ignore
+            case take ten times as long.
+        pattern: the secret.
+        replacement: for the match.
+    """
+
+    words: tuple[str, ...]
+    quick: re.Pattern[str]
+    pattern: re.Pattern[str]
+    replacement: str = REDACTED
+
+    def may_be_in(self, lowered: str) -> bool:
+        """Whether a text, in lower case, may have such a secret."""
+        return any(word in lowered for word in self.words) and self.quick.search(lowered) is not None
+
+
+_NAMED = rf"({_NAMES}[\w.-]{{0,40}}[\"']?[ \t]{{0,5}}[=:][ \t]{{0,5}})"
+_SERVICE_KEY = re.compile(
+    r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|xox[abeoprs]-[\w-]{10,}"
+    r"|sk[-_](?:live|test|proj|ant)?[-_]?[A-Za-z0-9_-]{16,}|AIza[\w-]{30,}|pk_\w{16,})"
+)
+_FORMS = (
+    _Form(
+        ("-----begin",),
+        re.compile("-----begin"),
         re.compile(
             r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]*+(?:-----END [A-Z ]{0,30}PRIVATE KEY-----)?"
         ),
-        REDACTED,
     ),
-    (re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@\"'<>]{1,1000}@", re.IGNORECASE), rf"\1{REDACTED}@"),
-    (re.compile(r"\b(bearer|basic)(\s{1,5})[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE), rf"\1\2{REDACTED}"),
-    (
+    _Form(
+        ("://",),
+        re.compile(r"://[^\s/?#@\"'<>]{1,1000}@"),
+        re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/?#@\"'<>]{1,1000}@", re.IGNORECASE),
+        rf"\1{REDACTED}@",
+    ),
+    _Form(
+        ("bearer", "basic"),
+        re.compile(r"bearer\s|basic\s"),
+        re.compile(r"\b(bearer|basic)(\s{1,5})[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE),
+        rf"\1\2{REDACTED}",
+    ),
+    _Form(
+        ("passw", "passphrase", "secret", "token", "key", "credential"),
+        re.compile(_NAMED),
         re.compile(
-            rf"({_NAMES}[\w.-]{{0,40}}[\"']?[ \t]{{0,5}}[=:][ \t]{{0,5}})"
-            rf"(?!{re.escape(REDACTED)})(?:\"[^\"\n]*+\"?|'[^'\n]*+'?|[^\s\"',;&)}}\]]++)",
+            rf"{_NAMED}(?!{re.escape(REDACTED)})(?:\"[^\"\n]*+\"?|'[^'\n]*+'?|[^\s\"',;&)}}\]]++)",
             re.IGNORECASE,
         ),
         rf"\1{REDACTED}",
     ),
-    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"), REDACTED),
-    (
-        re.compile(
-            r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|xox[abeoprs]-[\w-]{10,}"
-            r"|sk[-_](?:live|test|proj|ant)?[-_]?[A-Za-z0-9_-]{16,}|AIza[\w-]{30,}|pk_\w{16,})"
-        ),
-        REDACTED,
+    _Form(
+        ("eyj",),
+        re.compile("eyj"),
+        re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"),
+    ),
+    _Form(
+        ("sk-", "sk_"),
+        # The word is often the end of another one, such as task_id.
+        re.compile(r"sk(?<!\wsk)[-_]"),
+        _SERVICE_KEY,
+    ),
+    _Form(
+        ("akia", "asia", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "aiza", "pk_"),
+        re.compile("akia|asia|gh[pousr]_|github_pat_|xox|aiza|pk_"),
+        _SERVICE_KEY,
     ),
 )
+# Texts that are searched together.
+_TOGETHER = 64
 
 
 class Redactor:
@@ -106,10 +151,26 @@ class Redactor:
         if self._known is not None:
             text = self._known.sub(REDACTED, text)
         lowered = text.lower()
-        if any(trigger in lowered for trigger in _TRIGGERS):
-            for pattern, replacement in _PATTERNS:
-                text = pattern.sub(replacement, text)
+        for form in _FORMS:
+            if form.may_be_in(lowered):
+                text = form.pattern.sub(form.replacement, text)
+                lowered = text.lower()
         return text
+
+    def texts(self, texts: Sequence[str]) -> list[str]:
+        """The texts without secrets, each by itself.
+
+        It takes a fraction of the time of `text` for each of them.
+        """
+        kept: list[str] = []
+        for begin in range(0, len(texts), _TOGETHER):
+            some = texts[begin : begin + _TOGETHER]
+            # A secret of a text is also found among several. What is found across two of them, such
+            # as the lines of a key, is judged text by text.
+            together = "\n".join(some)
+            clean = self.text(together) == together
+            kept += some if clean else map(self.text, some)
+        return kept
 
     def fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields without secrets: those with the name of one are replaced whole."""
@@ -131,3 +192,7 @@ class Redactor:
         if depth < MAX_DEPTH and isinstance(value, list | tuple):
             return [self._value(item, depth + 1) for item in value]
         return self.text(str(value))
+
+
+# For texts of other processes: knows the forms of secrets, and no values.
+BY_FORM = Redactor()

@@ -243,6 +243,7 @@ def _child(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         "generation": row[f"{prefix}_generation"],
         "task": views.summary(dict(row)) if is_task else None,
         "flow": None if is_task else flow_documents.summary(row),
+        "logs": flow_documents.logs_path(row["id"]) if is_task else None,
     }
 
 

@@ -20,7 +20,7 @@ from penstock.contracts.report_tokens import headers_of_tokens
 from penstock.contracts.task_log import encode_record, partition_of
 from penstock.core.log_chunk import Chunk, RawLine
 from penstock.core.log_limits import cut
-from penstock.core.redaction import Redactor
+from penstock.core.redaction import BY_FORM
 from penstock.core.report_tokens import ReportTokens
 from penstock.errors import KafkaUnavailable, RecordsRefused, TooLarge
 from penstock.gateway.audit import NOTHING_CHANGED
@@ -36,9 +36,6 @@ from penstock.kafka.topology.topics import TASK_LOGS
 MAX_BODY_BYTES = 900_000
 # Bytes of bodies that Kafka does not have yet.
 QUEUE_BYTES = 16 * 1024 * 1024
-
-# Knows forms of secrets, and no values.
-_REDACTOR = Redactor()
 
 
 class LogReportRoutes:
@@ -125,5 +122,5 @@ def _without_secrets(chunk: Chunk) -> Chunk:
 
 def _redacted(chunk: Chunk) -> Iterator[RawLine]:
     for at_ms, level, source, text, *fields in chunk.lines:
-        kept = [_REDACTOR.fields(each) for each in fields]
-        yield (at_ms, level, _REDACTOR.text(source), cut(_REDACTOR.text(text)), *kept)
+        kept = [BY_FORM.fields(each) for each in fields]
+        yield (at_ms, level, BY_FORM.text(source), cut(BY_FORM.text(text)), *kept)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.contracts.heartbeat import Heartbeat, Kind, LeaseTerms
 from penstock.contracts.inbound import read_result
 from penstock.contracts.parsing import Unreadable
-from penstock.contracts.progress import Progress, in_parts
+from penstock.contracts.progress import MAX_MESSAGE, Progress, in_parts
 from penstock.contracts.result import StageResult
 from penstock.contracts.validation import problems
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
+from penstock.core.redaction import BY_FORM
 from penstock.errors import Invalid, InvalidRecord
 from penstock.gateway.openapi import find_faults
 
@@ -61,7 +62,7 @@ def parse_entries(
                     attempt_id = AttemptId(int(raw["id"]), int(raw["step"]), int(raw["attempt"]))
                     max_attempts = int(raw["max_attempts"]) if "max_attempts" in raw else None
                     lease_ms = int(raw.get("lease_ms", DEFAULT_LEASE_MS))
-                    progress = Progress.from_wire(raw["progress"]) if "progress" in raw else None
+                    progress = _progress_of(raw["progress"]) if "progress" in raw else None
                     begun = raw.get("begun", True)
                     beats.append(BeatEntry(index, attempt_id, lease_ms, max_attempts, begun, progress))
             else:
@@ -73,6 +74,12 @@ def parse_entries(
         if faults:
             rejected.append(rejection(index, faults))
     return beats, results, rejected
+
+
+def _progress_of(raw: dict[str, Any]) -> Progress:
+    progress = Progress.from_wire(raw)
+    # Only the SDK redacts before it reports.
+    return replace(progress, message=BY_FORM.text(progress.message)[:MAX_MESSAGE])
 
 
 def heartbeats_of(worker: str, beats: Iterable[BeatEntry]) -> Iterator[Heartbeat]:

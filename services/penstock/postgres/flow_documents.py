@@ -122,11 +122,16 @@ def node_document(name: str, node: Mapping[str, Any], row: Row | None) -> dict[s
             "id": row["task_id"],
             "type": row["task_type"],
             "state": row["task_state"],
-            "logs": f"/tasks/{row['task_id']}/logs",
+            "logs": logs_path(row["task_id"]),
         }
     if row["child_id"] is not None:
         document["flow"] = {"id": row["child_id"], "status": row["child_status"]}
     return document
+
+
+def logs_path(task_id: int) -> str:
+    """The path of a task's logs in the API."""
+    return f"/tasks/{task_id}/logs"
 
 
 def past(row: Row) -> dict[str, Any]:

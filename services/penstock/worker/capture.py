@@ -18,7 +18,13 @@ from penstock.worker.current import current_attempt
 from penstock.worker.log_buffer import RunLog
 
 _STREAM_EMIT = logging.StreamHandler.emit.__code__
-_captured = threading.local()
+
+
+class _Captured(threading.local):
+    record: logging.LogRecord | None = None
+
+
+_captured = _Captured()
 
 
 class CaptureHandler(logging.Handler):
@@ -26,13 +32,14 @@ class CaptureHandler(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Emits without the handler's lock: one thread that holds it would stop all others."""
-        self.emit(record)
+        task = current_attempt.get()
+        if task is not None and task.run_log is not None:
+            _capture(record, task.run_log)
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
         """Never waits and never raises."""
-        if (log := _current_log()) is not None:
-            _capture(record, log)
+        self.handle(record)
 
 
 def _current_log() -> RunLog | None:
@@ -42,7 +49,7 @@ def _current_log() -> RunLog | None:
 
 def _capture(record: logging.LogRecord, log: RunLog) -> None:
     # A record may come both to the root logger and to a handler that writes to a captured stream.
-    if getattr(_captured, "record", None) is not record:
+    if _captured.record is not record:
         _captured.record = record
         log.add_record(record)
 

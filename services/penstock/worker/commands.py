@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import IO, Any, cast
 
+from penstock.core.log_limits import shown, split_lines
 from penstock.errors import CommandFailed
 from penstock.worker.log_buffer import RunLog
 from penstock.worker.threads import start_thread
@@ -36,8 +37,6 @@ END_S = 3.0
 REST_S = 0.2
 # Lines that an error and a result have.
 LAST_LINES = 20
-# Characters of a line without an end.
-LINE_CHARS = 64 * 1024
 _READ_BYTES = 64 * 1024
 _ERROR_CHARS = 1_500
 
@@ -71,15 +70,19 @@ class LineSplitter:
 
     def feed(self, data: bytes, *, final: bool = False) -> list[str]:
         """The lines that are complete, and the last one at the end of the stream."""
-        *lines, rest = (self._rest + self._decoder.decode(data, final)).split("\n")
-        if "\r" in rest:
-            # As on a terminal: a progress bar is the text behind the last one but a trailing one.
-            rest = rest[max(rest.rfind("\r", 0, len(rest) - 1), 0) :]
-        if rest and (final or len(rest) > LINE_CHARS):
-            lines.append(rest)
-            rest = ""
-        self._rest = rest
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
+        lines, self._rest = split_lines(self._rest + self._decoder.decode(data, final))
+        if final and self._rest:
+            lines.append(shown(self._rest))
+        return lines
+
+
+def _end_of(lines: Sequence[str]) -> str:
+    """The end of a command's output: whole lines, because without a log they are redacted later."""
+    text = "\n".join(lines)
+    if len(text) <= _ERROR_CHARS:
+        return text
+    whole = text[-_ERROR_CHARS:].partition("\n")[2] or lines[-1]
+    return f"… {whole}"
 
 
 class Command:
@@ -212,9 +215,7 @@ class Command:
         if code < 0:
             with suppress(ValueError):
                 how = f"was ended by {signal.Signals(-code).name}"
-        text = "\n".join(finished.last_lines)
-        if len(text) > _ERROR_CHARS:
-            text = "… " + text[-_ERROR_CHARS:]
+        text = _end_of(finished.last_lines)
         return CommandFailed(
             f"{self.program} {how}" + (f":\n{text}" if text else ""),
             exit_code=code,
@@ -259,9 +260,11 @@ class Command:
                 self._captured.append(data)
 
     def _add(self, lines: list[str]) -> None:
+        if self._log is not None:
+            # Together: a private key has several lines. They also become the attempt's error.
+            lines = self._log.redacted("\n".join(lines)).split("\n") if lines else []
         for line in lines:
-            # They become the error of the attempt, which must not have secrets either.
-            self._last.append(line if self._log is None else self._log.redacted(line))
+            self._last.append(line)
             if self._log is not None:
                 self._log.add(logging.INFO, self.program, line)
             # `print` of the handler would write there; the log has the line already.

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, ParamSpec
@@ -23,7 +23,7 @@ from penstock.contracts.task_log import encode_json
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Outcome
 from penstock.core.log_chunk import PLATFORM_SOURCE, Chunk, RawLine, RunId
-from penstock.core.log_limits import LATEST_MS, LINE_BYTES, RunBuffer, cut, dropped_by
+from penstock.core.log_limits import LATEST_MS, LINE_BYTES, RunBuffer, cut, dropped_by, shown, split_lines
 from penstock.core.redaction import Redactor
 from penstock.logs import STANDARD
 
@@ -39,11 +39,10 @@ RUN_BYTES = 128 * 1024
 FIELDS_BYTES = 8 * 1024
 # Characters of one text that are looked at; the rest is dropped.
 TEXT_CHARS = 1024 * 1024
-# Characters of a text without a line feed that wait for its end.
-PARTIAL_CHARS = 64 * 1024
 # Source of the lines of `Task.progress`, and seconds between two of them in one run.
 PROGRESS_SOURCE = "progress"
 PROGRESS_S = 1.0
+MAX_LEVEL = 1000
 
 P = ParamSpec("P")
 
@@ -55,7 +54,11 @@ _SOURCE_CHARS = 200
 _SOURCES = 1_000
 
 
-_adding: Any = threading.local()
+class _Adding(threading.local):
+    active = False
+
+
+_adding: Any = _Adding()
 
 
 def _drop_lines() -> None:
@@ -77,7 +80,7 @@ def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
-        if getattr(_adding, "active", False):
+        if _adding.active:
             return
         _adding.active = True
         try:
@@ -171,27 +174,31 @@ class LogBuffer:
         return bool(self._waiting)
 
     def _redacted(self, chunk: Chunk) -> Chunk:
-        redact = self.redactor.text
-        lines: list[RawLine] = []
-        for line in chunk.lines:
-            text = redact(line[3])
-            if (dropped := dropped_by(line)) is not None:
+        texts = self.redactor.texts([line[3] for line in chunk.lines])
+        lines = [
+            line if text is line[3] else (*line[:3], cut(text), *line[4:])
+            for line, text in zip(chunk.lines, texts, strict=True)
+        ]
+        for line in lines:
+            if line[2] == PLATFORM_SOURCE and (dropped := dropped_by(line)) is not None:
                 self.dropped[line[4]["reason"]] += dropped.lines
-            lines.append(line if text is line[3] else (*line[:3], cut(text), *line[4:]))
         return Chunk(chunk.run, chunk.worker, chunk.first, lines, chunk.end, chunk.token)
 
-    def add(self, run: RunLog, now_s: float, lines: list[RawLine], *, urgent: bool) -> None:
+    def add(self, run: RunLog, now_s: float, lines: Sequence[RawLine], urgent: bool) -> None:
         """Adds lines of a run that has not ended."""
         with self._lock:
             if run.how_ended is not None:
                 return
-            if lines[0][2] == PLATFORM_SOURCE:
+            if run.partials and lines[0][2] == PLATFORM_SOURCE:
                 # A failure is the last line.
                 run.flush_partials(_now_ms(), every=True)
             for line in lines:
                 run.lines.add(now_s, line)
             self._account(run)
-            self._await(run, urgent=urgent)
+            run.logged = True
+            self._waiting[run] = None
+            if urgent or not self._woken or (self._ready >= FLUSH_BYTES and not self._urgent):
+                self._signal(urgent=urgent or self._ready >= FLUSH_BYTES)
             if self._bytes > BUFFER_BYTES:
                 self._shrink()
 
@@ -200,15 +207,9 @@ class LogBuffer:
         with self._lock:
             if run.how_ended is not None:
                 return []
-            *complete, rest = (run.partials.pop(source, "") + text).split("\n")
-            # A carriage return begins the line again, as on a terminal.
-            complete = [line.rstrip("\r").rpartition("\r")[2] for line in complete]
-            if len(rest) > PARTIAL_CHARS and "\r" not in rest:
-                # While no server answers, nothing is shipped, and the buffer does not count it.
-                complete.append(rest)
-                rest = ""
+            complete, rest = split_lines(run.partials.pop(source, "") + text)
             if rest:
-                run.partials[source] = rest[-LINE_BYTES:] if "\r" in rest else rest
+                run.partials[source] = rest
                 self._await(run, urgent=False)
             return complete
 
@@ -239,12 +240,13 @@ class LogBuffer:
 
     def _account(self, run: RunLog) -> None:
         size, ready = run.lines.size_bytes, run.lines.ready_bytes
-        self._bytes += size - run.counted[0]
-        self._ready += ready - run.counted[1]
+        counted_size, counted_ready = run.counted
+        self._bytes += size - counted_size
+        self._ready += ready - counted_ready
         run.counted = size, ready
         if size > ready:
             self._keeping.add(run)
-        else:
+        elif counted_size > counted_ready:
             self._keeping.discard(run)
 
     def _await(self, run: RunLog, *, urgent: bool) -> None:
@@ -322,11 +324,11 @@ class RunLog:
         at_ms, fields = int(record.created * 1000), None
         try:
             text = record.getMessage()
+            values = record.__dict__
             if record.exc_info and record.exc_info[0] is not None:
                 text += "\n" + (record.exc_text or _FORMATTER.formatException(record.exc_info))
             if record.stack_info:
                 text += "\n" + record.stack_info
-            values = record.__dict__
             if len(values) > _PLAIN and (extra := values.keys() - STANDARD):
                 fields = {name: values[name] for name in sorted(extra)}
         except Exception as error:  # noqa: BLE001 (the arguments do not fit, or cannot be printed)
@@ -360,7 +362,7 @@ class RunLog:
 
     def _add(self, level: int, source: str, text: str, fields: Mapping[str, Any] | None, at_ms: int) -> None:
         lines = self._lines(level, source, text, fields, at_ms)
-        self._buffer.add(self, time.monotonic(), lines, urgent=level >= logging.ERROR)
+        self._buffer.add(self, time.monotonic(), lines, level >= logging.ERROR)
 
     def redacted(self, text: str) -> str:
         """The text without secrets."""
@@ -382,26 +384,32 @@ class RunLog:
             # A progress bar that overwrites itself is kept until it ends.
             if every or "\r" not in text:
                 del self.partials[source]
-                redacted = self._buffer.redactor.text(text.rstrip("\r").rpartition("\r")[2])
+                redacted = self._buffer.redactor.text(shown(text))
                 self.lines.add(time.monotonic(), (now_ms, logging.INFO, source, cut(redacted)))
 
     def _lines(
         self, level: int, source: str, text: str, fields: Mapping[str, Any] | None, at_ms: int
-    ) -> list[RawLine]:
+    ) -> Sequence[RawLine]:
+        # The bounds of the schema: one line outside of them would spoil the lines of other runs.
+        if type(level) is not int or not 0 <= level <= MAX_LEVEL:
+            level = max(0, min(int(level), MAX_LEVEL))
+        if not 0 <= at_ms <= LATEST_MS:
+            at_ms = max(0, min(at_ms, LATEST_MS))
+        source = self._buffer.source_of(source)
+        whole = len(text) * 6 <= LINE_BYTES or (len(text) <= LINE_BYTES and text.isascii())
+        if whole and not fields and "\n" not in text and "\r" not in text:
+            # The usual case: nothing is cut, and `take` redacts many lines at once, without those
+            # that are dropped before.
+            return ((at_ms, level, source, text),)
         redactor = self._buffer.redactor
         if len(text) > TEXT_CHARS:
             # At a line feed, so that no secret is divided.
             kept = text[: max(text.rfind("\n", 0, TEXT_CHARS), 0)] or text[:TEXT_CHARS]
             text = f"{redactor.text(kept)}\n… [{len(text) - len(kept):,} more characters are not kept]"
-        elif len(text) > LINE_BYTES // 4 or "\n" in text:
-            # Before it is divided or cut. All others are redacted when they are shipped.
+        elif not whole or "\n" in text:
+            # Before it is divided or cut.
             text = redactor.text(text)
-        # The bounds of the schema: one line outside of them would spoil the lines of other runs.
-        level = max(0, min(int(level), 1000))
-        at_ms = max(0, min(at_ms, LATEST_MS))
-        source = self._buffer.source_of(source)
-        parts = text.split("\n") if "\n" in text else [text]
-        lines: list[RawLine] = [(at_ms, level, source, cut(part.rstrip("\r"))) for part in parts]
+        lines: list[RawLine] = [(at_ms, level, source, cut(part.rstrip("\r"))) for part in text.split("\n")]
         if fields:
             lines[0] = (*lines[0], self._fields(fields))
         return lines

@@ -25,6 +25,8 @@ from penstock.worker.typed_contexts import InvalidContext, json_default
 # Most characters of a traceback, of which the end is kept, and of a message.
 TRACEBACK_LIMIT = 20_000
 MESSAGE_LIMIT = 2_000
+# Characters that are searched for secrets before the limits cut: a cut could divide a secret.
+SEARCHED_CHARS = 200_000
 
 
 def conclude(ready: ReadyTask, retries: StageRetries, returned: Any, started_ms: int) -> StageResult:
@@ -146,27 +148,32 @@ def make_failure(kind: str, message: str, error: BaseException) -> Failure:
         text = "".join(traceback.format_exception(error))
     except BaseException as broken:  # noqa: BLE001 (the handler's class has a broken attribute)
         text = f"the traceback cannot be printed: {type(broken).__name__}"
+    if len(text) > SEARCHED_CHARS:
+        # Whole lines: the end of a secret could not be recognised.
+        text = text[-SEARCHED_CHARS:].partition("\n")[2]
     return Failure(
         kind=_writable(kind[:200])[:200],
         message=_message(message),
-        traceback=_writable(text[-TRACEBACK_LIMIT:])[-TRACEBACK_LIMIT:],
+        traceback=_writable(text),
     )
 
 
 def without_secrets(result: StageResult, redact: Callable[[str], str] | None) -> StageResult:
-    """The result with an error without secrets: the platform shows it to many.
+    """The result with an error without secrets and within its limits.
+
+    The platform shows it to many.
 
     Args:
         result: of an attempt.
         redact: removes secrets; None leaves them.
     """
     error = result.error
-    if error is None or redact is None:
+    if error is None:
         return result
-    trace = error.traceback
-    if trace is not None:
-        trace = redact(trace)[-TRACEBACK_LIMIT:]
-    message = redact(error.message)[:MESSAGE_LIMIT]
+    message, trace = error.message, error.traceback
+    if redact is not None:
+        message, trace = redact(message), trace and redact(trace)
+    message, trace = message[:MESSAGE_LIMIT], trace and trace[-TRACEBACK_LIMIT:]
     return replace(result, error=Failure(kind=error.kind, message=message, traceback=trace))
 
 
@@ -179,7 +186,8 @@ def message_of(error: BaseException) -> str:
 
 
 def _message(text: str) -> str:
-    return _writable(text[:MESSAGE_LIMIT])[:MESSAGE_LIMIT]
+    # `without_secrets` cuts it.
+    return _writable(text[:SEARCHED_CHARS])
 
 
 def _shown(value: Any) -> str:

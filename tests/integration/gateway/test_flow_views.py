@@ -132,6 +132,7 @@ async def test_a_family_shows_its_nodes_its_items_and_the_leaf_that_blocks(
     rest = (await gateway.get(f"{path}/nodes/load_all?cursor={page['next']}")).body
     assert ([child["item"] for child in rest["children"]], rest["next"]) == ([2, 3, 4], None)
     assert rest["children"][0]["task"]["id"] == items[2]["id"]
+    assert rest["children"][0]["logs"] == f"/tasks/{items[2]['id']}/logs"
     failed = (await gateway.get(f"{path}/nodes/load_all?state=failed,cancelled")).body
     assert [child["item"] for child in failed["children"]] == [0]
     # A part of the children that has no match is an empty page, and not the end.

@@ -23,6 +23,7 @@ from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence, Outcome
 from penstock.core.target import TargetId
 from penstock.errors import Invalid, InvalidRecord, TooLarge
+from penstock.gateway.report_entries import parse_entries
 
 # Any text, with NUL, lone surrogates and the words of the contracts.
 TEXTS = st.one_of(
@@ -171,6 +172,22 @@ def test_only_an_attempt_that_is_handed_back_lacks_a_handler():
     wire = {**BASE, "outcome": "fail", "no_handler": True, "error": {"kind": "NoHandler", "message": "m"}}
     result = inbound.read_result(wire)
     assert (result.outcome, result.no_handler) == (Outcome.FAIL, False)
+
+
+def test_what_workers_report_has_no_secret_that_its_form_shows():
+    """L: programs without the SDK need not redact."""
+    error = {"kind": "E", "message": "password=planted", "traceback": "at https://planted:x@a.example"}
+    result = inbound.read_result({**BASE, "outcome": "fail", "error": error})
+    attempt = {name: BASE[name] for name in ("id", "step", "stage", "attempt")}
+    progress = {**attempt, "outcome": "progress", "progress": {"message": "token: planted"}}
+    beats, _, rejected = parse_entries([progress])
+    # A fault quotes the beginning and the end of a long value.
+    long = {**BASE, "outcome": "next", "next_stage": f"{'x' * 180} password={'planted' * 100}"}
+    _, failures, faults = inbound.decode_results(orjson.dumps({"worker": "w", "results": [long]}))
+    shown = repr((result, beats, rejected, failures, faults[0][0]))
+    assert result.error.message == "password=[redacted]"
+    assert beats[0].progress.message == "token: [redacted]"
+    assert "planted" not in shown
 
 
 def encode_rejection_of(fault, part):

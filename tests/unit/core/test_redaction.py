@@ -22,6 +22,7 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEowIBAAKCAQEA0Z3VS5JJ\nq83kLm+/=\n---
         ("jwt eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.dBjftJeZ4CVPmB92K27uhbUJU1p1r", "eyJzdWIiOiIxIn0"),
         ("aws AKIAIOSFODNN7EXAMPLE used", "AKIAIOSFODNN7EXAMPLE"),
         ("git ghp_abcdefghijklmnopqrstuvwxyz0123", "ghp_abcdefghijklmnopqrstuvwxyz0123"),
+        ("git github_pat_abcdefghijklmnopqrstuvwxyz", "github_pat_abcdefghijklmnopqrstuvwxyz"),
         ("key pk_0123456789abcdef0123", "pk_0123456789abcdef0123"),
         (f"loaded {PEM}", "MIIEowIBAAKCAQEA0Z3VS5JJ"),
         ("secret_value=s3cr3t!", "s3cr3t!"),
@@ -33,6 +34,9 @@ def test_what_looks_like_a_secret_is_redacted(text, secret):
     found = Redactor().text(text)
     assert secret not in found
     assert REDACTED in found
+    # Together with others, as the lines of a chunk are.
+    lines = ["before", *text.split("\n"), "after"] * 40
+    assert Redactor().texts(lines) == [Redactor().text(line) for line in lines]
 
 
 @pytest.mark.parametrize(

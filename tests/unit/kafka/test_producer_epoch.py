@@ -1,4 +1,4 @@
-"""The remains of a failed batch in the producer's client library."""
+"""Producers change their client library: compression, and what a failed batch leaves."""
 
 from __future__ import annotations
 
@@ -13,6 +13,19 @@ from aiokafka.producer.transaction_manager import PidAndEpoch
 from penstock.errors import SessionLost
 from penstock.kafka.client.connection import make_producer
 from penstock.settings import Kafka
+
+
+async def test_batches_are_compressed_quickly() -> None:
+    """L: compression would take half of the time that a line of a task log takes."""
+    producer: Any = make_producer(Kafka(kafka="127.0.0.1:1", prefix=""), compression="gzip")
+    builder = producer.create_batch()
+    builder.append(key=None, value=b"x" * 1_000, timestamp=None)
+    builder.close()
+    builder._build()
+    data = bytes(builder._buffer)
+    # The flag of gzip's header for its fastest level.
+    assert data[data.index(b"\x1f\x8b") + 8] == 4
+    await producer.stop()
 
 
 async def test_a_batch_that_fails_before_it_is_sent_again_fails_once() -> None:

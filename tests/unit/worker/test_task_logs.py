@@ -19,12 +19,14 @@ from penstock.contracts.task_log import chunk_to_wire
 from penstock.contracts.validation import conform
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
+from penstock.core.log_limits import PARTIAL_CHARS
 from penstock.core.redaction import Redactor
 from penstock.objects import ObjectStore
 from penstock.worker import Done, Fail, current_task, in_current_task, log_buffer
 from penstock.worker.capture import capturing
 from penstock.worker.execution import Execution, Stage
 from penstock.worker.log_buffer import BUFFER_BYTES, LogBuffer
+from penstock.worker.results import TRACEBACK_LIMIT
 
 log = logging.getLogger("app.media")
 
@@ -322,8 +324,10 @@ async def test_text_without_a_line_feed_has_a_bound():
     run_log = buffer.begin(AttemptId(1, 0, 0))
     for _ in range(2_000):
         run_log.write("stdout", "x" * 1_000)
-    assert sum(map(len, run_log.partials.values())) <= log_buffer.PARTIAL_CHARS
-    assert buffer.waiting_bytes > 0
+    assert sum(map(len, run_log.partials.values())) <= PARTIAL_CHARS
+    run_log.end("done")
+    [(*_, text)] = buffer.take(10**9)[0].lines
+    assert "more bytes are not kept" in text
 
 
 async def test_partial_lines_and_progress_bars():
@@ -415,15 +419,20 @@ async def test_no_secret_is_in_reports_and_errors():
 
     async def handler(task):
         task.progress(0.5, f"{'x' * 193} {secret}")
-        raise ValueError(f"refused: {secret}")
+        raise ValueError(f"refused: {secret}{'x' * (1_996 - 22)}{secret}{'y' * 19_992}{secret}")
 
     [result] = await run(handler, 1, buffer=buffer, report=lambda _id, report: reports.append(report))
     assert [report.fraction for report in reports] == [0.5]
-    assert result.error.message == "refused: [redacted]"
-    assert "planted" not in repr((reports, result))
+    assert result.error.message == f"refused: [redacted]{'x' * 1_974}[redact"
+    assert result.error.traceback.endswith("y[redacted]\n")
+    assert len(result.error.traceback) == TRACEBACK_LIMIT
+    # A limit leaves no part of a secret either.
+    assert not [part for part in ("plant", "7d") if part in repr((reports, result))]
 
 
-@pytest.mark.parametrize("path", ["logging", "print", "field", "exception", "long", "partial", "progress"])
+@pytest.mark.parametrize(
+    "path", ["logging", "print", "field", "exception", "long", "partial", "overflow", "progress"]
+)
 async def test_a_planted_secret_is_on_no_path(path):
     """L: a value of the environment is absent from everything that is shipped."""
     secret = "planted-9f8e7d"
@@ -446,13 +455,15 @@ async def test_a_planted_secret_is_on_no_path(path):
             case "partial":
                 print(secret[:7], end="")
                 print(secret[7:], end="")
+            case "overflow":
+                print("x" * (PARTIAL_CHARS - 6) + secret[:7], end="")
+                print(secret[7:], end="")
         return Done()
 
     await run(handler, 1, buffer=buffer)
     chunks = buffer.take(10**9)
     assert chunks
-    assert secret not in repr(chunks)
-    assert secret[:-2] not in repr(chunks)
+    assert not [part for part in (secret[:-2], secret[7:]) if part in repr(chunks)]
 
 
 async def test_a_noisy_run_loses_its_own_lines_first():

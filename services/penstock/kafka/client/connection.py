@@ -29,6 +29,7 @@ from aiokafka.producer.message_accumulator import MessageAccumulator
 
 from penstock.concurrency import cancellation
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
+from penstock.kafka.client.compression import compress_quickly
 from penstock.kafka.client.consumer import Consumer
 from penstock.kafka.client.links import begin_close, guard_connections
 from penstock.kafka.client.pending_writes import observe_writes, write_reason
@@ -108,6 +109,7 @@ def make_producer(settings: Kafka, *, compression: str | None = None) -> AIOKafk
         settings: where.
         compression: of batches, such as `gzip`.
     """
+    compress_quickly()
     producer = AIOKafkaProducer(
         **arguments(settings),
         acks="all",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
 import orjson
@@ -45,6 +45,10 @@ async def running_with(settings, worker):
 
 class CrashError(Exception):
     """The process, or the server, is gone."""
+
+
+class _Missing(Exception):  # noqa: N818 (ends a transaction without effect)
+    """Families need lists that are not collected."""
 
 
 class FragileConnection:
@@ -158,10 +162,8 @@ class Owner:
         if connection is None:
             async with self.pool.acquire() as connection:
                 return await self.advance_once(limit, connection)
-        with translated():
-            transaction = connection.transaction()
-            await transaction.start()
-            try:
+        with translated(), suppress(_Missing):
+            async with connection.transaction():
                 inbox = await fetch(
                     connection, "flows.take", shards=SHARDS, each=limit, held=[], most=limit * len(SHARDS)
                 )
@@ -170,10 +172,8 @@ class Owner:
                 missing = await apply(batch, inbox, due)
                 for unstored in batch.unstored.values():
                     await self.contents.store(unstored.values())
-            except BaseException:
-                await transaction.rollback()
-                raise
-            await (transaction.rollback() if missing else transaction.commit())
+                if missing:
+                    raise _Missing
         if missing:
             assert not any(missing.values())
             for lists in batch.uncollected.values():

@@ -32,7 +32,7 @@ from penstock.local.deployment import Deployment
 WARM_UP = 100
 HELD = {"Prefer": "wait=60"}
 # Connections that are opened at the same time.
-OPENING = 100
+OPENING = 40
 # The bound of the median delays.
 MOST_MS = 5
 
@@ -158,10 +158,12 @@ async def many_waiters(deployment: Deployment, waiters: int, ends: float) -> dic
                 # The answer of an earlier request opens the connection.
                 await (await session.get(f"{gateway}/livez")).read()
                 request = asyncio.ensure_future(session.get(f"{gateway}/tasks/{task_id}", headers=HELD))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
                 sent.append(task_id)
             while True:
                 answer = await request
+                # 429 would mean that the requests were opened faster than one gateway reads rows.
+                answer.raise_for_status()
                 state = (await answer.json())["state"]
                 if state == "succeeded":
                     told[task_id] = time.time()

@@ -362,5 +362,5 @@ def _failure_of(entry: Any, fault: Invalid) -> StageResult | None:
     result.outcome = Outcome.FAIL
     # Another attempt would send as much, or name the same object.
     result.permanent = isinstance(fault, TooLarge) or "/context_ref" in fault.pointer
-    result.error = Failure(kind="InvalidResult", message=f"{fault.reason} ({fault.pointer})")
+    result.error = _failure("InvalidResult", f"{fault.reason} ({fault.pointer})", None)
     return result

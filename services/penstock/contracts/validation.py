@@ -17,6 +17,8 @@ from penstock.errors import InvalidRecord
 # Error messages have these words in place of a value that may be a secret.
 _MASKED_VALUE = "the value"
 # The end of a message about the size of a value, behind the value.
+# Characters at each end of a message that are searched for secrets.
+_SEARCHED_CHARS = 4_000
 _SIZE = re.compile(r" has (?:more|less) than \d+ [a-z]+$")
 
 
@@ -138,5 +140,7 @@ def _shorten(message: str) -> str:
     # divide a secret.
     if len(message) <= 300:
         return message
+    if len(message) > 2 * _SEARCHED_CHARS:
+        message = message[:_SEARCHED_CHARS] + message[-_SEARCHED_CHARS:]
     message = BY_FORM.text(message)
     return f"{message[:200]} … {message[-80:]}"

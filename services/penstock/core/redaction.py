@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -44,7 +44,7 @@ class _Form:
     words: tuple[str, ...]
     quick: re.Pattern[str]
     pattern: re.Pattern[str]
-    replacement: str = REDACTED
+    replacement: str | Callable[[re.Match[str]], str] = REDACTED
 
     def may_be_in(self, lowered: str) -> bool:
         """Whether a text, in lower case, may have such a secret."""
@@ -88,7 +88,10 @@ _FORMS = (
     _Form(
         ("eyj",),
         re.compile("eyj"),
-        re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{4,}\.[A-Za-z0-9_-]*"),
+        # The first part is taken as a whole, also without the others: a run such as eyJ-eyJ-… would
+        # be read to its end from each of its words.
+        re.compile(r"\beyJ[A-Za-z0-9_-]{8,}+(\.[A-Za-z0-9_-]{4,}+\.[A-Za-z0-9_-]*+)?"),
+        lambda found: REDACTED if found[1] else found[0],
     ),
     _Form(
         ("sk-", "sk_"),
@@ -152,7 +155,8 @@ class Redactor:
             text = self._known.sub(REDACTED, text)
         lowered = text.lower()
         for form in _FORMS:
-            if form.may_be_in(lowered):
+            # A letter such as İ becomes two in lower case, and may hide a form from its quick test.
+            if len(lowered) != len(text) or form.may_be_in(lowered):
                 text = form.pattern.sub(form.replacement, text)
                 lowered = text.lower()
         return text

@@ -32,6 +32,8 @@ MOST_TYPES = 1_000
 MOST_IN_FLIGHT = 1_000
 # Most characters in the names of its stages. Together with its types they must fit a record.
 MOST_STAGE_CHARACTERS = 10_000
+# The same of all workers.
+MOST_CHARACTERS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +122,17 @@ class HttpWorker:
             del self.types[oldest]
             self.stages.pop(oldest, None)
 
+    @property
+    def characters(self) -> int:
+        """Characters in the names of its stages."""
+        return sum(len(stage) for of_type in self.stages.values() for stage in of_type)
+
     def set_stages(self, type_name: str, stages: tuple[str, ...]) -> None:
         """Keeps the stages of a type, unless the worker has too many."""
         if self.stages.get(type_name) == stages:
             return
         self.stages.pop(type_name, None)
-        characters = sum(len(stage) for of_type in self.stages.values() for stage in of_type)
-        if characters + sum(map(len, stages)) <= MOST_STAGE_CHARACTERS:
+        if self.characters + sum(map(len, stages)) <= MOST_STAGE_CHARACTERS:
             self.stages[type_name] = stages
 
     def hold(self, attempts: Iterable[tuple[AttemptId, HeldAttempt]]) -> None:
@@ -148,6 +154,7 @@ class HttpWorkers:
         self._most = most
         self._most_types = most_types
         self._workers: OrderedDict[str, HttpWorker] = OrderedDict()
+        self._characters = 0
 
     def __contains__(self, worker: str) -> bool:
         return worker in self._workers
@@ -155,6 +162,7 @@ class HttpWorkers:
     def asked(self, worker: str, type_name: str, about: About, now: datetime) -> None:
         """A worker has asked for tasks of a type."""
         found = self._seen(worker, about.host, now)
+        before = found.characters
         found.host = about.host
         found.add_type(type_name, now, self._most_types)
         # Several threads of a worker may ask, and some may say nothing.
@@ -162,13 +170,20 @@ class HttpWorkers:
             found.version = about.version
         if about.stages is not None:
             found.set_stages(type_name, about.stages)
+        self._characters += found.characters - before
+        while self._characters > MOST_CHARACTERS:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        _, oldest = self._workers.popitem(last=False)
+        self._characters -= oldest.characters
 
     def _seen(self, worker: str, host: str, now: datetime) -> HttpWorker:
         found = self._workers.pop(worker, None) or HttpWorker(host, now)
         found.seen_at = now
         self._workers[worker] = found
         if len(self._workers) > self._most:
-            self._workers.popitem(last=False)
+            self._forget_oldest()
         return found
 
     def took(self, worker: str, tasks: Iterable[ReadyTask], now: datetime) -> None:
@@ -228,8 +243,10 @@ class HttpWorkers:
         if not types:
             return
         found = self._seen(worker, host, now)
+        before = found.characters
         for type_name in set(types.values()):
             found.add_type(type_name, now, self._most_types)
+        self._characters += found.characters - before
         found.hold(
             (attempt_id, HeldAttempt.until_lease(type_name, now, beats[attempt_id]))
             for attempt_id, type_name in types.items()
@@ -248,10 +265,10 @@ class HttpWorkers:
         A worker that reports and asks for the type no longer is busy, so it stays listed.
         """
         while self._workers:
-            worker, oldest = next(iter(self._workers.items()))
+            oldest = next(iter(self._workers.values()))
             if now - oldest.seen_at <= FORGET:
                 break
-            del self._workers[worker]
+            self._forget_oldest()
         for worker, found in sorted(self._workers.items()):
             if type_name in found.types:
                 yield worker, found

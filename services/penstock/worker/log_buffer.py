@@ -189,7 +189,7 @@ class LogBuffer:
         with self._lock:
             if run.how_ended is not None:
                 return
-            if run.partials and lines[0][2] == PLATFORM_SOURCE:
+            if (run.partials or run.progress is not None) and lines[0][2] == PLATFORM_SOURCE:
                 # A failure is the last line.
                 run.flush_partials(_now_ms(), every=True)
             for line in lines:

@@ -150,7 +150,7 @@ def make_failure(kind: str, message: str, error: BaseException) -> Failure:
         text = f"the traceback cannot be printed: {type(broken).__name__}"
     if len(text) > SEARCHED_CHARS:
         # Whole lines: the end of a secret could not be recognised.
-        text = text[-SEARCHED_CHARS:].partition("\n")[2]
+        text = text[-SEARCHED_CHARS:].partition("\n")[2] or "The last line is too long to be shown.\n"
     return Failure(
         kind=_writable(kind[:200])[:200],
         message=_message(message),

@@ -39,8 +39,8 @@ def test_a_worker_is_listed_under_each_type_that_it_asked_for():
     assert ids(seen, "t", later + FORGET) == []
 
 
-def test_memory_is_bounded():
-    """Worker ids and types come from outside. The one that was silent longest goes."""
+def test_memory_is_bounded(monkeypatch):
+    """Worker ids, types and stages come from outside. The one that was silent longest goes."""
     seen = HttpWorkers(most=3, most_types=2)
     for number in range(5):
         asked(seen, f"w{number}", "t", "", NOW + timedelta(seconds=number))
@@ -49,6 +49,12 @@ def test_memory_is_bounded():
         asked(seen, "w4", f"u{number}", "", NOW + timedelta(seconds=number))
     [(_, found)] = seen.of_type("u3", NOW)
     assert len(found.types) == 2
+    monkeypatch.setattr(http_workers, "MOST_CHARACTERS", 20)
+    for number in range(5):
+        # Each says it twice, and counts once.
+        for _ in range(2):
+            asked(seen, f"w{number}", "t", "", NOW + timedelta(seconds=number), stages=("x" * 9,))
+    assert ids(seen, "t", NOW) == ["w3", "w4"]
 
 
 def task(number, type_name="t"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 
 from aiokafka import AIOKafkaProducer
 
@@ -17,9 +16,9 @@ from penstock.errors import KafkaRefused, KafkaUnavailable, PenstockError, Unava
 
 log = logging.getLogger(__name__)
 
-# Seconds for the last record of a process that ends.
+# Seconds for the last records of a process that ends.
 STOP_S = 2.0
-# Seconds for any other one.
+# Seconds for one record.
 SEND_S = 2.0
 # Most seconds between two tries while Kafka refuses them, or has no such topic.
 REFUSED_S = 60.0
@@ -71,9 +70,7 @@ class StatusSender:
         """Writes until cancelled, or until `say_stopped` is called."""
         pause_s = self._every_s
         while not self._stopped:
-            with suppress(TimeoutError):
-                async with cleanup_timeout(SEND_S):
-                    await self._send(stopped=False)
+            await self._send(stopped=False)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, REFUSED_S) if self._refused else self._every_s
 
@@ -89,9 +86,10 @@ class StatusSender:
     async def _send(self, *, stopped: bool) -> None:
         try:
             for value in self._values(stopped):
-                await self._write(value)
+                async with cleanup_timeout(SEND_S):
+                    await self._write(value)
             self._refused = False
-        except Unavailable:
+        except (Unavailable, TimeoutError):
             # Other writes of this process report the outage. The next record makes up for this one.
             return
         except PenstockError as error:

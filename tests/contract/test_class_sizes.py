@@ -22,7 +22,7 @@ LONGER = {
     "contracts.context.Context": 227,
     "core.flow.working.Working": 205,
     "core.ready_partitions.ReadyPartitions": 298,
-    "flow_owner.batch.Batch": 204,
+    "flow_owner.batch.Batch": 206,
     "flow_owner.evaluation.Scope": 209,
     "flow_owner.schedule_loop.ScheduleLoop": 220,
     "flows.builder.Flow": 202,

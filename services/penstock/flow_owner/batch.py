@@ -53,6 +53,7 @@ class Batch:
         ended: flows whose limits and waits are to be deleted.
         unstored: objects to store before the commit, by root flow and key.
         uncollected: lists of results to collect before the decision, by root flow.
+        postponed: flows that need lists, which are decided no further.
         ended_items: maps whose child flows have ended in this transaction, by flow and name.
         outbox: to be published after the commit.
         waiting: flows with new waits, whose events may be there already.
@@ -85,6 +86,7 @@ class Batch:
     ended: list[int] = field(default_factory=list)
     unstored: dict[int, dict[str, tuple[Context, str]]] = field(default_factory=dict)
     uncollected: dict[int, list[ItemResults]] = field(default_factory=dict)
+    postponed: set[int] = field(default_factory=set)
     ended_items: set[NodeKey] = field(default_factory=set)
     outbox: list[OutboxEntry] = field(default_factory=list)
     waiting: set[int] = field(default_factory=set)

@@ -142,7 +142,8 @@ async def _results(batch: Batch, flow: FlowRow, name: str, opening: bytes | None
     node = batch.nodes[flow.id, name].state
     is_task = batch.definition(flow).nodes[name]["each"]["kind"] == "task"
     total = node.items.total if node.items is not None else 0
-    wanted = ItemResults(flow.id, name, node.generation, total, is_task, namespace_of(flow.name), opening)
+    namespace = namespace_of(flow.name)
+    wanted = ItemResults(flow.root_id, flow.id, name, node.generation, total, is_task, namespace, opening)
     fetch_here = partial(fetch, batch.connection)
     if not is_task:
         # A child flow that ended in this transaction has its output in memory.
@@ -154,7 +155,7 @@ async def _results(batch: Batch, flow: FlowRow, name: str, opening: bytes | None
             faults = Faults()
             pieces = [encoded(item, context, faults) for item, context in enumerate(contexts)]
             context = Context(ContentType.JSON, wanted.framed(pieces, faults))
-            return Collected(batch.scope(flow).refer(context, wanted.namespace), faults.reason)
+            return Collected(batch.scope(flow).refer(context, namespace), faults.reason)
     is_committed = (flow.id, name) not in batch.ended_items
     return await batch.contents.lists.get(wanted, fetch_here, is_committed=is_committed)
 

@@ -59,6 +59,7 @@ class HeldFamilies:
     def advanced(self, roots: set[int]) -> None:
         """Rows of these families were applied, so the objects that they needed may be evicted."""
         self._contents.unpin(roots)
+        self._contents.lists.release(roots)
         self._narrow -= roots
 
     def hold_postponed(

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import asyncpg
@@ -34,8 +34,11 @@ LIMIT_BYTES = 64 * 1024 * 1024
 HELD_BYTES = 16 * 1024 * 1024
 # Lists that are collected at the same time.
 _CONCURRENT = 2
-# Lists that are collected, and that no decision has used yet.
-_KEPT = 1_000
+# The largest list. The family is held while its list is read and written.
+LIST_BYTES = 1024 * 1024 * 1024
+# Families with lists that no commit has used yet, and maps that wait for a commit: more than one
+# transaction has.
+_KEPT = 10_000
 # The list, and the objects around it in the context of a task that has waited.
 _LEVELS = 3
 _NULL = b"null"
@@ -45,6 +48,7 @@ class ItemResults(NamedTuple):
     """The results of the items of a map, which are to become one context.
 
     Attributes:
+        root_id: the root of the flow.
         flow_id: the flow.
         node: the map.
         generation: of the map.
@@ -55,6 +59,7 @@ class ItemResults(NamedTuple):
             its children; None for the list alone.
     """
 
+    root_id: int
     flow_id: int
     node: str
     generation: int
@@ -71,6 +76,19 @@ class ItemResults(NamedTuple):
     def framed(self, pieces: Sequence[bytes], faults: Faults) -> bytes:
         """The context of the results of a list that is in memory."""
         return b"".join([self.begin, b",".join(pieces), self.end(faults)])
+
+    @property
+    def key(self) -> ItemResults:
+        """The same without what is before the list, which may be large: its digest instead."""
+        digest = self.opening and hashlib.sha256(self.opening).digest()
+        return self._replace(opening=digest)
+
+    def without_list(self, faults: Faults) -> bytes:
+        """The context if the list is larger than `LIST_BYTES`: null in its place."""
+        if self.opening is None:
+            return _NULL
+        error = orjson.dumps(faults.reason)
+        return self.opening + _NULL + b'},"error":' + error + b"}"
 
     @property
     def begin(self) -> bytes:
@@ -96,6 +114,13 @@ class Faults:
         self.reason = ""
         self._count = 0
         self._first = ""
+
+    def too_large(self) -> None:
+        """The list is larger than `LIST_BYTES`."""
+        self.reason = (
+            f"the results have more than {LIST_BYTES:,} bytes together, so the output is null: "
+            "let the items end with references to what they made"
+        )
 
     def add(self, item: int, fault: str) -> None:
         """Adds the result of an item."""
@@ -143,7 +168,7 @@ class ResultLists:
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
-        self._collected: OrderedDict[ItemResults, Collected] = OrderedDict()
+        self._collected: OrderedDict[int, dict[ItemResults, Collected]] = OrderedDict()
         self._turns = asyncio.Semaphore(_CONCURRENT)
         self.committed_first: OrderedDict[tuple[int, str], None] = OrderedDict()
 
@@ -158,7 +183,7 @@ class ResultLists:
         Raises:
             Uncollected: it is not collected.
         """
-        if (found := self._collected.get(results)) is not None:
+        if (found := self._collected.get(results.root_id, {}).get(results.key)) is not None:
             self.committed_first.pop((results.flow_id, results.node), None)
             return found
         if is_committed:
@@ -182,8 +207,16 @@ class ResultLists:
             while (found := await self._collect(results, fetch)) is None:
                 # A late result has changed the list between its two readings.
                 continue
-        self._collected[results] = found
+        self._collected.setdefault(results.root_id, {})[results.key] = found
         _shorten(self._collected)
+
+    def release(self, roots: Iterable[int]) -> None:
+        """Forgets the lists of families whose decisions are committed.
+
+        Until then all of them are kept: a transaction that needs several lists needs them at once.
+        """
+        for root in roots:
+            self._collected.pop(root, None)
 
     async def _collect(self, results: ItemResults, fetch: Fetch) -> Collected | None:
         digest, size, faults = hashlib.sha256(), 0, Faults()
@@ -191,6 +224,10 @@ class ResultLists:
         async for data in self._read(results, fetch, faults):
             digest.update(data)
             size += len(data)
+            if size > LIST_BYTES:
+                faults.too_large()
+                context = Context(ContentType.JSON, results.without_list(faults))
+                return Collected(await self._objects.check_in(context, results.namespace), faults.reason)
             if size <= HELD_BYTES:
                 held.append(data)
             else:

@@ -110,14 +110,16 @@ async def _round(batch: Batch, missing: dict[int, list[Context]]) -> None:
     for flow_id in sorted(current):
         flow = batch.loaded.get(flow_id)
         # A flow in history has ended, and receives nothing more.
-        if flow is None or flow.root_id in missing:
+        if flow is None or missing.get(flow.root_id) or flow_id in batch.postponed:
             continue
         try:
             await _decide(batch, flow, current[flow_id])
         except ContentsMissing as error:
             missing.setdefault(flow.root_id, []).append(error.context)
         except Uncollected as error:
+            # The other flows of the family are decided, so that their lists are found at once.
             missing.setdefault(flow.root_id, [])
+            batch.postponed.add(flow_id)
             if error.results is not None:
                 batch.uncollected.setdefault(flow.root_id, []).append(error.results)
     await batch.insert_children()

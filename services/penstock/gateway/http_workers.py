@@ -172,9 +172,9 @@ class HttpWorkers:
             found.set_stages(type_name, about.stages)
         self._characters += found.characters - before
         while self._characters > MOST_CHARACTERS:
-            self._forget_oldest()
+            self._drop_oldest()
 
-    def _forget_oldest(self) -> None:
+    def _drop_oldest(self) -> None:
         _, oldest = self._workers.popitem(last=False)
         self._characters -= oldest.characters
 
@@ -183,7 +183,7 @@ class HttpWorkers:
         found.seen_at = now
         self._workers[worker] = found
         if len(self._workers) > self._most:
-            self._forget_oldest()
+            self._drop_oldest()
         return found
 
     def took(self, worker: str, tasks: Iterable[ReadyTask], now: datetime) -> None:
@@ -268,7 +268,7 @@ class HttpWorkers:
             oldest = next(iter(self._workers.values()))
             if now - oldest.seen_at <= FORGET:
                 break
-            self._forget_oldest()
+            self._drop_oldest()
         for worker, found in sorted(self._workers.items()):
             if type_name in found.types:
                 yield worker, found

@@ -11,6 +11,7 @@ from tests.support.waiting import wait_until
 
 from penstock.core.flow import result_parts
 from penstock.flow_owner import contents, ending, owner, result_lists
+from penstock.flow_owner.result_lists import ResultLists
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.objects import ObjectStore
 from penstock.postgres.session import open_session
@@ -82,6 +83,58 @@ async def test_a_long_list_has_the_outputs_of_child_flows_that_end_with_their_ma
         await store.run()
         assert (await context_behind(store, flow_id))[0] == given
     assert not store.contents.lists.committed_first
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_all_lists_of_a_family_are_collected_at_once(store, monkeypatch):
+    """F2: a list at a time, a transaction would begin again for each of thousands. The lists are
+    forgotten once their decisions are committed."""
+    child = joined("child", tolerate=1)
+    flow = definition(
+        "parent",
+        nodes={
+            "all": {
+                "kind": "map",
+                "items": "[1, 2, 3]",
+                "each": {"kind": "flow", "flow": "child", "input": '{"items": [1, 2, 3]}'},
+            }
+        },
+    )
+    await store.define(child, flow)
+    root = await store.start(flow, {}, versions={"child": 1})
+    await store.advance()
+    collected = []
+    lists = store.contents.lists
+
+    async def collect(results, fetch):
+        collected.append(results)
+        await ResultLists.collect(lists, results, fetch)
+
+    monkeypatch.setattr(lists, "collect", collect)
+    await end_items(store)
+    await store.advance_once()
+    assert len(collected) == 3
+    await store.advance()
+    assert len(collected) == 3
+    lists.release([root])
+    assert not lists._collected
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_a_list_beyond_its_bound_is_null_and_the_reason_says_so(store, monkeypatch):
+    """F2: a list that cannot be written would hold its family without end."""
+    monkeypatch.setattr(result_lists, "LIST_BYTES", 1_000)
+    flow = joined(tolerate=1)
+    await store.define(flow)
+    flow_id = await store.start(flow, {"items": [1, 2, 3]})
+    await store.advance()
+    await end_items(store, result="to_json(repeat('x', 600))::text")
+    await store.advance()
+    assert await context_behind(store, flow_id) == (None, None)
+    reason = await store.pool.fetchval(
+        "SELECT reason FROM flow_node WHERE flow_id = $1 AND name = 'm'", flow_id
+    )
+    assert reason.startswith("the results have more than 1,000 bytes together")
 
 
 @pytest.mark.usefixtures("small_parts")

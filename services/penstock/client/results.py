@@ -12,7 +12,7 @@ from penstock.client.chunks import id_chunks, ids_text
 from penstock.client.models import Task
 from penstock.client.transport import Transport
 from penstock.client.waits import HOLD_S, EndPolls
-from penstock.core.task import State
+from penstock.core.task import FINAL, State
 from penstock.errors import NotFound, NotSucceeded
 
 # Ended tasks that are read at the same time.
@@ -38,7 +38,7 @@ class ResultMethods:
         """
         left = dict.fromkeys(ids)
         polls = EndPolls(1.0, HOLD_S)
-        while left:
+        while len(left) > 1:
             ended = await ResultMethods._ended(self, [*left], polls.wait_s)
             for start in range(0, len(ended), _READ_TOGETHER):
                 some = ended[start : start + _READ_TOGETHER]
@@ -47,6 +47,18 @@ class ResultMethods:
                     yield task
             if not ended:
                 await polls.pause()
+        for task_id in left:
+            yield await ResultMethods._when_ended(self, task_id)
+
+    async def _when_ended(self: _Reader, task_id: int) -> Task:
+        """The task once it has ended. The answer that was held until the end has the result."""
+        polls = EndPolls(1.0, HOLD_S)
+        while True:
+            answer = await self._request("GET", f"/tasks/{task_id}", wait_s=polls.wait_s)
+            task = Task.from_wire(answer)
+            if task.state in FINAL:
+                return task
+            await polls.pause()
 
     async def _ended(self: _Reader, ids: list[int], wait_s: int) -> list[int]:
         """Those of the ids whose tasks have ended; the request is held until there is one."""

@@ -41,11 +41,13 @@ async def test_kill_9_during_calls_loses_no_callback(platform: Bench, target: Ta
         await wait_until(lambda: not target.under_way.total())
     unblocked.set()
     called_before = Counter(target.ids())
-    async with platform.process(tmp_path, callback_slots="60", **QUICK) as process:
+    # A call that times out may be repeated. On a busy machine an answer may take over a second.
+    unhurried = {**QUICK, "callback_timeout_s": "10"}
+    async with platform.process(tmp_path, callback_slots="60", **unhurried):
         await wait_until(platform.all_delivered)
     ids = Counter(target.ids())
     assert set(ids) == {callback.id for callback in callbacks}
-    # Only a call that a kill interrupted, or that timed out, may be repeated.
+    # Only a call that a kill interrupted, or that timed out before, may be repeated.
     assert not [name for name, count in ids.items() if count > 1 and name not in called_before]
     rows = await platform.rows()
     assert all(rows[name]["attempt"] >= count for name, count in ids.items())

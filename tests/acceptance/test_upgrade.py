@@ -198,7 +198,7 @@ async def started(
 
 @pytest.mark.long
 @pytest.mark.parametrize("age", [-1, 0], ids=["the first schema", "the schema before"])
-async def test_services_of_an_earlier_commit_run_beside_new_ones(
+async def test_earlier_services_run_beside_new_services(
     shared_options: partial[Options], empty_database: str, tmp_path: Path, age: int
 ) -> None:
     """O9: the services and the worker of an earlier schema run, and later new ones beside them.

@@ -1,7 +1,7 @@
 """Applies messages in rounds, until no flow has another.
 
 A decision can end a child flow, whose end its parent receives in the next round; and it can need
-rows that the round has not read.
+rows that the round has not read. One module, because all rounds are one transaction.
 """
 
 from __future__ import annotations

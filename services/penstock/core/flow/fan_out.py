@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from penstock.core.flow.plan import NodePlan
 from penstock.core.flow.state import Items, NodeState, NodeStatus, Outcome, StopReason
 
-# Items that one decision opens. A transaction that inserts so many tasks stays below 100 ms.
-CHUNK = 1_000
+# Items that one decision opens. More tasks in one transaction of the owner would take over 100 ms.
+CHUNK = 500
 # Items that the first decision of a map opens, so that workers can begin at once.
 FIRST_CHUNK = 200
 

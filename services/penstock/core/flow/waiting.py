@@ -63,4 +63,9 @@ def waiting_definition(outcome: Outcome, terms: Mapping[str, Any]) -> dict[str, 
             node["key"] = json.dumps(terms["key"], ensure_ascii=False)
         if "timeout_s" in terms:
             node["finish_within_s"] = terms["timeout_s"]
-    return {"nodes": {name: node}, "output": f"nodes.{name}.output"}
+    definition: dict[str, Any] = {"nodes": {name: node}}
+    if name == EVENT:
+        # The results of children are read for the context of the stage that they wake. As an output
+        # of the flow they would be collected twice.
+        definition["output"] = f"nodes.{name}.output"
+    return definition

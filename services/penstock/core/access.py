@@ -160,6 +160,13 @@ def split_token(token: str) -> tuple[str, str] | None:
     return key_id, secret
 
 
+def valid_key(api_keys: Mapping[str, ApiKey], key_id: str, now: datetime) -> ApiKey | None:
+    """The API key with an id; None when it is revoked or has expired."""
+    api_key = api_keys.get(key_id)
+    expired = api_key is not None and api_key.expires_at is not None and api_key.expires_at <= now
+    return None if expired else api_key
+
+
 def find_valid_key(api_keys: Mapping[str, ApiKey], token: str, now: datetime) -> ApiKey | None:
     """The API key that a token belongs to; None when the token is not valid.
 
@@ -171,8 +178,8 @@ def find_valid_key(api_keys: Mapping[str, ApiKey], token: str, now: datetime) ->
     parts = split_token(token)
     if parts is None:
         return None
-    api_key = api_keys.get(parts[0])
-    if api_key is None or (api_key.expires_at is not None and api_key.expires_at <= now):
+    api_key = valid_key(api_keys, parts[0], now)
+    if api_key is None:
         return None
     # In constant time, so that the response time does not reveal the digest.
     return api_key if hmac.compare_digest(api_key.digest, digest_of(parts[1])) else None

@@ -53,6 +53,19 @@ class Authenticator(Protocol):
         ...
 
 
+class SessionAuthenticator(Protocol):
+    """Checks requests that have a cookie of the console."""
+
+    async def authenticate(self, request: web.Request) -> Grant | None:
+        """The grant of the session; None without a session.
+
+        Raises:
+            Forbidden: another site may have sent the request.
+            Unavailable: the session cannot be checked now.
+        """
+        ...
+
+
 def grant_of(request: web.Request) -> Grant:
     """The grant of a request; unrestricted when authentication is off."""
     grant: Grant = request.get(GRANT, UNRESTRICTED)
@@ -73,6 +86,7 @@ class AuthMiddleware:
         types: the registered types.
         rate: requests a second of one actor, unless its API key has another limit; 0 is no limit.
         before_change: called before a request that may change something; raises to refuse it.
+        sessions: of the console, for requests with a cookie in place of a token.
     """
 
     def __init__(
@@ -81,11 +95,13 @@ class AuthMiddleware:
         types: TypeCache,
         rate: float,
         before_change: Callable[[], None],
+        sessions: SessionAuthenticator,
     ) -> None:
         self._authenticators = authenticators
         self._types = types
         self._rate = rate
         self._before_change = before_change
+        self._sessions = sessions
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._refused: Counter[str] = Counter()
 
@@ -120,6 +136,14 @@ class AuthMiddleware:
     async def _authenticate(self, request: web.Request) -> Grant:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         token = token.strip()
+        if "Authorization" not in request.headers:
+            try:
+                session = await self._sessions.authenticate(request)
+            except Unavailable:
+                self._refused["unavailable"] += 1
+                raise
+            if session is not None:
+                return session
         if scheme.lower() != "bearer" or not token:
             self._refused["nobody"] += 1
             raise Unauthenticated("send `Authorization: Bearer …` with an API key or token")
@@ -137,6 +161,16 @@ class AuthMiddleware:
                 "this API key or token is not valid, has expired or was revoked: use another"
             )
         return grant
+
+    async def is_valid(self, request: web.Request) -> bool:
+        """Whether the credentials of a long request still give the same rights."""
+        try:
+            return await self._authenticate(request) == request[GRANT]
+        except Unauthenticated:
+            return False
+        except Unavailable:
+            # They were valid before; the next check decides.
+            return True
 
     def _require_role(self, grant: Grant, action: Action) -> None:
         if not grant.allows(action):

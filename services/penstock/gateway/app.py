@@ -13,12 +13,14 @@ from aiohttp import web
 from penstock import process
 from penstock.core.report_tokens import ReportTokens
 from penstock.errors import CannotStart
+from penstock.gateway.api_keys import ApiKeyRoutes
 from penstock.gateway.authentication import Authentication
 from penstock.gateway.backfills import BackfillRoutes
 from penstock.gateway.background_producer import BackgroundProducer
 from penstock.gateway.callback_secrets import CallbackSecretRoutes
 from penstock.gateway.callbacks import CallbackRoutes
 from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
+from penstock.gateway.console import ConsoleRoutes, console_folder
 from penstock.gateway.deployment_check import DeploymentCheck
 from penstock.gateway.end_listener import EndListener
 from penstock.gateway.flow_definitions import FlowDefinitionRoutes
@@ -27,10 +29,12 @@ from penstock.gateway.flow_reruns import Reruns
 from penstock.gateway.flow_views import FlowViewRoutes
 from penstock.gateway.hold import WorkerRoutes
 from penstock.gateway.hold_answers import UnconfirmedTasks
+from penstock.gateway.live import LiveRoutes
 from penstock.gateway.log_reports import LogReportRoutes
 from penstock.gateway.log_source import LogSource
 from penstock.gateway.log_tail import LogTail
 from penstock.gateway.operations import OperationRoutes
+from penstock.gateway.overview import OverviewRoutes
 from penstock.gateway.pages import PageRoutes
 from penstock.gateway.reads import reads_middleware
 from penstock.gateway.request_metrics import RequestMetrics
@@ -131,7 +135,12 @@ def create_app(
                 client_max_size=settings.gateway_body_limit_bytes,
             )
             app.on_response_prepare.extend([add_security_headers, deployment.add_header])
-            pages = PageRoutes(pool, producer, objects, show_reasons=not settings.auth_kinds)
+            show_reasons = not settings.auth_kinds
+            pages = PageRoutes(pool, producer, objects, show_reasons=show_reasons)
+            live = LiveRoutes(pool, worker_tail.workers, authentication.is_valid)
+            overview = OverviewRoutes(
+                pool, types, worker_tail.workers, pages.probes(), show_reasons=show_reasons
+            )
             for routes in (
                 SubmissionRoutes(settings, pool, types, objects, definitions, limiter),
                 TaskRoutes(settings, pool, objects, producer, ends),
@@ -152,6 +161,11 @@ def create_app(
                 log_reports,
                 workers,
                 ListWorkersRoutes(settings, pool, workers.seen, worker_tail.workers),
+                overview,
+                live,
+                authentication.session_routes,
+                ApiKeyRoutes(pool),
+                ConsoleRoutes(console_folder()),
                 pages,
             ):
                 app.add_routes(admitted_first(routes.routes()))
@@ -170,10 +184,11 @@ def create_app(
 
             async with authentication, serving(settings, NAME, samples, pages.probes()):
                 await process.run_with_background(
-                    _serve(app, settings, (workers, status), (ends, tail), stopping, started),
+                    _serve(app, settings, (workers, status), (ends, tail, live), stopping, started),
                     producer.run(),
                     ends.run(),
                     tail.run(),
+                    live.run(),
                     worker_tail.run(),
                     status.run(),
                     log_reports.run(),
@@ -189,7 +204,7 @@ async def _serve(
     app: web.Application,
     settings: GatewaySettings,
     of_workers: tuple[WorkerRoutes, StatusSender],
-    waits: tuple[EndListener, LogTail],
+    waits: tuple[EndListener, LogTail, LiveRoutes],
     stopping: asyncio.Event,
     started: Callable[[int], None],
 ) -> None:

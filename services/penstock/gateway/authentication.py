@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 
 import asyncpg
+from aiohttp import web
 
 from penstock import metrics, process
 from penstock.errors import PostgresUnavailable
@@ -19,6 +20,9 @@ from penstock.gateway.access import (
 )
 from penstock.gateway.audit import RequestAudit
 from penstock.gateway.oidc import OidcAuthenticator
+from penstock.gateway.oidc_sign_in import OidcSignIn
+from penstock.gateway.session_routes import SessionRoutes
+from penstock.gateway.sessions import Sessions
 from penstock.gateway.settings import GatewaySettings
 from penstock.metrics import Sample
 from penstock.postgres.api_keys import ApiKeyCache
@@ -36,6 +40,9 @@ class Authentication:
         settings: of the gateway.
         pool: the database.
         types: the registered types.
+
+    Attributes:
+        session_routes: sign-in to the console.
     """
 
     def __init__(
@@ -47,9 +54,14 @@ class Authentication:
         given: tuple[Authenticator | None, ...] = (self._api_keys, self._oidc)
         authenticators = [each for each in given if each is not None]
         self._audit = RequestAudit(pool, settings.gateway_audit_days) if kinds else None
+        self._sessions = Sessions(pool, self._api_keys) if kinds else None
+        sign_in = OidcSignIn(settings, self._oidc) if self._oidc and settings.oidc_client_id else None
+        self.session_routes = SessionRoutes(self._sessions, self._api_keys, sign_in)
         self._auth = (
-            AuthMiddleware(authenticators, types, settings.gateway_key_rate, self._audit.require_room)
-            if self._audit
+            AuthMiddleware(
+                authenticators, types, settings.gateway_key_rate, self._audit.require_room, self._sessions
+            )
+            if self._audit and self._sessions
             else None
         )
         self._stack = AsyncExitStack()
@@ -84,6 +96,10 @@ class Authentication:
             return [problem_middleware, *others]
         return [self._audit.middleware, problem_middleware, *others, self._auth.middleware]
 
+    async def is_valid(self, request: web.Request) -> bool:
+        """Whether the credentials of a long request still give the same rights."""
+        return self._auth is None or await self._auth.is_valid(request)
+
     def samples(self) -> Iterator[Sample]:
         """Its metrics (`penstock.metrics`); the same names with and without authentication."""
         if self._auth is not None:
@@ -91,11 +107,9 @@ class Authentication:
         return iter([Sample(metrics.GATEWAY_REFUSED, 0, (cause,)) for cause in REFUSAL_CAUSES])
 
     async def run(self) -> None:
-        """Refreshes the API keys and writes the audit, until cancelled."""
+        """Refreshes the API keys, writes the audit and removes ended sessions, until cancelled."""
+        parts = [part.run() for part in (self._api_keys, self._sessions) if part is not None]
         if self._audit is None:
             await asyncio.Event().wait()
             return
-        if self._api_keys is None:
-            await self._audit.run()
-            return
-        await process.run_with_background(self._audit.run(), self._api_keys.run())
+        await process.run_with_background(self._audit.run(), *parts)

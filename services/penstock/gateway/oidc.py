@@ -15,7 +15,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 import jwt
@@ -45,6 +45,13 @@ _MAX_TOKEN_LENGTH = 16_384
 
 class ProviderUnavailable(Unavailable):
     """The keys of the OpenID Connect provider cannot be fetched."""
+
+
+class Endpoints(NamedTuple):
+    """Addresses of the provider for sign-in."""
+
+    authorization: str
+    token: str
 
 
 class OidcAuthenticator:
@@ -85,23 +92,78 @@ class OidcAuthenticator:
         Raises:
             ProviderUnavailable: the provider's keys are unknown or too old.
         """
+        key = await self._key_of(token)
+        if key is None:
+            return None
         digest = hashlib.sha256(token.encode()).digest()
+        cached = self._cache.get(digest)
+        if cached is not None and cached[1] > time.monotonic():
+            return cached[0]
+        claims = self._claims(token, key, self._audience)
+        if claims is None:
+            return None
+        grant = self._grant(claims)
+        self._cache[digest] = (grant, time.monotonic() + self._remaining_s(claims))
+        if len(self._cache) > _MAX_CACHED_TOKENS:
+            self._cache.popitem(last=False)
+        return grant
+
+    async def verify(self, token: str, *, audience: str, nonce: str) -> Grant | None:
+        """The grant of an id token that answers a sign-in; None when the token is not valid.
+
+        Raises:
+            ProviderUnavailable: the provider's keys are unknown or too old.
+        """
+        key = await self._key_of(token) if self.accepts(token) else None
+        claims = self._claims(token, key, audience) if key is not None else None
+        if claims is None or claims.get("nonce") != nonce:
+            return None
+        # A token for several audiences names the one that it was issued to.
+        if claims.get("azp", audience) != audience:
+            return None
+        return self._grant(claims)
+
+    async def endpoints(self) -> Endpoints:
+        """The addresses for sign-in, as the provider publishes them.
+
+        Raises:
+            ProviderUnavailable: the provider does not answer, or publishes none.
+        """
+        try:
+            configuration = await self._configuration()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise ProviderUnavailable(f"{self._issuer} does not answer: {error!r}") from error
+        found = [configuration.get(name) for name in ("authorization_endpoint", "token_endpoint")]
+        if not all(isinstance(url, str) and url for url in found):
+            raise ProviderUnavailable(f"{self._issuer} publishes no endpoints for sign-in")
+        return Endpoints(*map(str, found))
+
+    async def post_form(self, url: str, form: Mapping[str, str]) -> dict[str, Any]:
+        """The provider's answer to a form.
+
+        Raises:
+            ProviderUnavailable: it refuses the form, or answers no JSON object.
+            aiohttp.ClientError: it does not answer.
+        """
+        assert self._session is not None, "use it in a `with` block"
+        async with self._session.post(as_given(url), data=form, allow_redirects=False) as response:
+            return await _read_json(url, response)
+
+    async def _key_of(self, token: str) -> jwt.PyJWK | None:
         try:
             header = jwt.get_unverified_header(token)
         except jwt.InvalidTokenError:
             return None
         key = await self._key(header.get("kid"))
-        if key is None or header.get("alg") not in ALGORITHMS:
-            return None
-        cached = self._cache.get(digest)
-        if cached is not None and cached[1] > time.monotonic():
-            return cached[0]
+        return key if header.get("alg") in ALGORITHMS else None
+
+    def _claims(self, token: str, key: jwt.PyJWK, audience: str) -> Mapping[str, Any] | None:
         try:
-            claims = jwt.decode(
+            claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=[key.algorithm_name] if key.algorithm_name in ALGORITHMS else [],
-                audience=self._audience,
+                audience=audience,
                 issuer=self._issuer,
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iss", "aud", "sub"]},
@@ -109,13 +171,7 @@ class OidcAuthenticator:
         except (jwt.PyJWTError, ValueError) as error:
             log.info("Refused a bearer token", extra={"event": "bearer_token_refused", "error": error})
             return None
-        if not claims["sub"]:
-            return None
-        grant = self._grant(claims)
-        self._cache[digest] = (grant, time.monotonic() + self._remaining_s(claims))
-        if len(self._cache) > _MAX_CACHED_TOKENS:
-            self._cache.popitem(last=False)
-        return grant
+        return claims if claims["sub"] else None
 
     @staticmethod
     def _remaining_s(claims: Mapping[str, Any]) -> float:
@@ -176,26 +232,33 @@ class OidcAuthenticator:
             self._fetched_s = time.monotonic()
 
     async def _jwks_url(self) -> str:
+        return str((await self._configuration()).get("jwks_uri"))
+
+    async def _configuration(self) -> dict[str, Any]:
         configuration = await self._fetch_json(self._issuer.rstrip("/") + "/.well-known/openid-configuration")
         if configuration.get("issuer") != self._issuer:
             raise ProviderUnavailable(f"its configuration names the issuer {configuration.get('issuer')!r}")
-        return str(configuration.get("jwks_uri"))
+        return configuration
 
     async def _fetch_json(self, url: str) -> dict[str, Any]:
         assert self._session is not None, "use it in a `with` block"
         # A redirect would move trust to another server than the one in the settings.
         async with self._session.get(as_given(url), allow_redirects=False) as response:
-            if response.status != 200:
-                raise ProviderUnavailable(f"{url} answers {response.status}")
-            data = bytearray()
-            async for chunk in response.content.iter_any():
-                data += chunk
-                if len(data) > _MAX_DOCUMENT_BYTES:
-                    raise ProviderUnavailable(f"{url} answers more than {_MAX_DOCUMENT_BYTES:,} bytes")
-        document = orjson.loads(data)
-        if not isinstance(document, dict):
-            raise ProviderUnavailable(f"{url} is no JSON object")
-        return document
+            return await _read_json(url, response)
+
+
+async def _read_json(url: str, response: aiohttp.ClientResponse) -> dict[str, Any]:
+    if response.status != 200:
+        raise ProviderUnavailable(f"{url} answers {response.status}")
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) > _MAX_DOCUMENT_BYTES:
+            raise ProviderUnavailable(f"{url} answers more than {_MAX_DOCUMENT_BYTES:,} bytes")
+    document = orjson.loads(data)
+    if not isinstance(document, dict):
+        raise ProviderUnavailable(f"{url} is no JSON object")
+    return document
 
 
 def _signing_keys(document: Mapping[str, Any]) -> dict[str, jwt.PyJWK]:

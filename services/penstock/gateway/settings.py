@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from penstock.core.access import Role
 from penstock.core.hosts import is_loopback
 from penstock.http.connection_guard import ConnectionLimits
-from penstock.settings import Metered, Platform, Reporting, Sealing, option, port_faults
+from penstock.settings import Metered, Platform, Reporting, Sealing, option, port_faults, secret
 
 # Bodies of the largest size that may be in memory at once.
 _BODIES = 16
@@ -114,6 +114,10 @@ class GatewaySettings(Platform, Metered, Sealing, Reporting):
     gateway_audit_days: int = option(90, "Days that rows of the request audit are kept.")
     oidc_issuer: str = option("", "URL of the OpenID Connect provider, equal to `iss` in its tokens.")
     oidc_audience: str = option("", "Audience that tokens must have in `aud`.")
+    oidc_client_id: str = option(
+        "", "Client id at the provider for sign-in to the console; empty is no sign-in by the provider."
+    )
+    oidc_client_secret: str = secret("Secret of that client; empty for a public client, which PKCE protects.")
     oidc_role_claim: str = option(
         "penstock_roles",
         "Claim that has the roles of a token; dots address nested objects (realm_access.roles).",

@@ -16,7 +16,7 @@ from typing import Any
 
 import asyncpg
 
-from penstock.core.access import ApiKey, Grant, Role, find_valid_key
+from penstock.core.access import ApiKey, Grant, Role, find_valid_key, valid_key
 from penstock.errors import Conflict, NotFound, PostgresUnavailable, SessionLost
 from penstock.postgres.connection import translated
 from penstock.postgres.queries import fetch, fetchrow, fetchval
@@ -74,7 +74,7 @@ async def list_keys(executor: Any) -> list[asyncpg.Record]:
 
 
 async def rotate(
-    connection: asyncpg.Connection[asyncpg.Record],
+    connection: Any,
     key_id: str,
     *,
     new_id: str,
@@ -188,12 +188,27 @@ class ApiKeyCache:
         Raises:
             PostgresUnavailable: the cache is older than `TRUST_S`.
         """
+        now = self._now()
+        return self._used(find_valid_key(self._api_keys, token, now), now)
+
+    def grant_of_key(self, key_id: str) -> Grant | None:
+        """The grant of an API key, for the sessions that it has begun; None when it is not valid.
+
+        Raises:
+            PostgresUnavailable: the cache is older than `TRUST_S`.
+        """
+        now = self._now()
+        return self._used(valid_key(self._api_keys, key_id, now), now)
+
+    def _now(self) -> datetime:
+        """The database's time, by which keys expire."""
         if time.monotonic() - self._read_at_s > TRUST_S:
             raise PostgresUnavailable(
                 f"the API keys could not be read for {TRUST_S:g} s: none is accepted until they can"
             )
-        now = self._read_at + timedelta(seconds=time.monotonic() - self._read_at_s)
-        api_key = find_valid_key(self._api_keys, token, now)
+        return self._read_at + timedelta(seconds=time.monotonic() - self._read_at_s)
+
+    def _used(self, api_key: ApiKey | None, now: datetime) -> Grant | None:
         if api_key is None:
             return None
         self._last_used[api_key.id] = now

@@ -15,19 +15,21 @@ PYTEST := $(BIN)/python -m tests.support.verdict tests --dist loadscope --no-loa
 # Hundreds of processes are started by the tests: each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALLED := $(VENV)/.installed
+CONSOLE := services/console/dist/index.html
+CONSOLE_SOURCES := $(shell find services/console -type f -not -path '*/node_modules/*' -not -path '*/dist/*')
 
-.PHONY: help demo test test-long test-all test-fast helm lint format types walls chaos load load-callbacks containers images test-containers audit docs lock clean install bench-%
+.PHONY: help demo test test-long test-all test-fast helm lint format types walls chaos load load-callbacks containers images test-containers audit docs lock clean install console bench-%
 
 help: ## lists the targets
 	@grep -hE '^[.a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([.a-z%-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
 
-demo: $(INSTALLED) ## runs two examples end to end, on an embedded Kafka and PostgreSQL: video files through three stages, and a flow that is recovered
-	@$(BIN)/python -m examples.media.demo
+demo: $(INSTALLED) $(CONSOLE) ## runs two examples end to end, on an embedded Kafka and PostgreSQL: video files through three stages, and a flow that is recovered
+	@$(BIN)/python -m examples.media.demo $(if $(KEEP),--keep)
 
-test: $(INSTALLED) ## unit, contract, integration and acceptance tests, and a short chaos run: 12 minutes on two cores
+test: $(INSTALLED) $(CONSOLE) ## unit, contract, integration and acceptance tests, and a short chaos run: 12 minutes on two cores
 	@$(PYTEST) $(WORKERS) -m "not long"
 
-test-long: $(INSTALLED) ## the tests that `make test` leaves out: every chaos scenario, callbacks under load, the Helm chart, containers
+test-long: $(INSTALLED) $(CONSOLE) ## the tests that `make test` leaves out: every chaos scenario, callbacks under load, the Helm chart, containers
 	@$(PYTEST) $(LONG_WORKERS) -m long
 
 test-all: test test-long ## `make test`, then `make test-long`
@@ -79,7 +81,7 @@ bench-share-groups: $(INSTALLED) ## compares share groups with the groups by whi
 
 # The base image of our images; compose reads the same variable, from the environment or .env.
 images: PENSTOCK_PYTHON_IMAGE ?= $(or $(shell sed -n 's/^PENSTOCK_PYTHON_IMAGE=//p' .env 2>/dev/null),python:3.13-slim)
-images: ## builds the images: services, worker base and media example
+images: $(CONSOLE) ## builds the images: services, worker base and media example
 	docker build -f infra/Dockerfile --build-arg PYTHON_IMAGE=$(PENSTOCK_PYTHON_IMAGE) -t penstock:local .
 	docker build -f infra/Dockerfile --build-arg PYTHON_IMAGE=$(PENSTOCK_PYTHON_IMAGE) --target worker -t penstock-worker:local .
 	docker build -f examples/media/Dockerfile -t penstock-media:local .
@@ -112,8 +114,13 @@ lock: $(INSTALLED) ## updates constraints.txt and the requirements of the images
 	@printf 'av\npillow\n' | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --constraint constraints.txt -o examples/media/requirements.txt -
 	@$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate -o infra/audit.txt infra/audit.in
 
-clean: ## removes the environment and the demo's data
-	rm -rf $(VENV) .penstock site
+clean: ## removes the environment, the built console and the demo's data
+	rm -rf $(VENV) .penstock site services/console/dist services/console/node_modules
+
+console: $(CONSOLE) ## builds the web console, which the gateway serves, with Node from its wheel
+
+$(CONSOLE): $(CONSOLE_SOURCES) | $(INSTALLED)
+	@$(BIN)/python infra/console_build.py
 
 install: $(INSTALLED) ## creates the environment (.venv) from the hashed constraints
 

@@ -599,6 +599,25 @@ COMMENT ON COLUMN penstock.callback_target.owner IS 'process that owns the targe
 
 COMMENT ON COLUMN penstock.callback_target.gone_at IS 'while disabled: when the target answered 410; NULL: an operator disabled it';
 
+CREATE TABLE penstock.console_session (
+    digest bytea NOT NULL,
+    key_id text,
+    actor text NOT NULL,
+    roles text[] NOT NULL,
+    namespaces text[],
+    created_at timestamp with time zone DEFAULT now() NOT NULL,
+    used_at timestamp with time zone DEFAULT now() NOT NULL,
+    CONSTRAINT console_session_digest_check CHECK ((octet_length(digest) = 32))
+);
+
+COMMENT ON TABLE penstock.console_session IS 'sessions of the console; rows without use for 8 hours, or older than 24 hours, are removed';
+
+COMMENT ON COLUMN penstock.console_session.digest IS 'SHA-256 of the token in the cookie';
+
+COMMENT ON COLUMN penstock.console_session.key_id IS 'API key that began the session, which ends with it and has its rights; NULL: a token of the provider did';
+
+COMMENT ON COLUMN penstock.console_session.roles IS 'by the token of the provider; empty for an API key';
+
 CREATE TABLE penstock.deployment (
     one boolean DEFAULT true NOT NULL,
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -1394,6 +1413,9 @@ ALTER TABLE ONLY penstock.callback_secret
 ALTER TABLE ONLY penstock.callback_target
     ADD CONSTRAINT callback_target_pkey PRIMARY KEY (namespace, url);
 
+ALTER TABLE ONLY penstock.console_session
+    ADD CONSTRAINT console_session_pkey PRIMARY KEY (digest);
+
 ALTER TABLE ONLY penstock.deployment
     ADD CONSTRAINT deployment_pkey PRIMARY KEY (one);
 
@@ -1506,6 +1528,8 @@ CREATE INDEX callback_target_troubled_of ON penstock.callback_target USING btree
 CREATE INDEX callback_target_url ON penstock.callback_target USING btree (url, namespace);
 
 CREATE INDEX callback_task ON penstock.callback USING btree (task_id);
+
+CREATE INDEX console_session_used ON penstock.console_session USING btree (used_at);
 
 CREATE INDEX flow_backfill ON penstock.flow USING btree (backfill, status) WHERE (backfill IS NOT NULL);
 

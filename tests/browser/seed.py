@@ -1,6 +1,6 @@
 """Data that shows everything the console can show.
 
-    python -m tests.browser.seed URL
+python -m tests.browser.seed URL
 
 """
 
@@ -33,8 +33,18 @@ FLOWS: list[dict[str, Any]] = [
         "nodes": {
             "encode": {"kind": "task", "type": "media", "input": '{"file": inputs.file}'},
             "check": {"kind": "task", "type": "flaky", "after": ["encode"], "input": "{}"},
-            "approval": {"kind": "wait", "event": "release.approved", "after": ["check"], "finish_within_s": 86400},
-            "publish": {"kind": "task", "type": "media", "after": ["approval"], "input": '{"file": inputs.file}'},
+            "approval": {
+                "kind": "wait",
+                "event": "release.approved",
+                "after": ["check"],
+                "finish_within_s": 86400,
+            },
+            "publish": {
+                "kind": "task",
+                "type": "media",
+                "after": ["approval"],
+                "input": '{"file": inputs.file}',
+            },
         },
     },
     {
@@ -56,7 +66,12 @@ FLOWS: list[dict[str, Any]] = [
         "version": 1,
         "nodes": {
             "wait": {"kind": "timer", "delay_s": 0.1},
-            "release": {"kind": "flow", "flow": "release", "after": ["wait"], "input": '{"file": "weekly.mp4"}'},
+            "release": {
+                "kind": "flow",
+                "flow": "release",
+                "after": ["wait"],
+                "input": '{"file": "weekly.mp4"}',
+            },
         },
     },
 ]
@@ -163,7 +178,7 @@ async def main(url: str) -> None:
     async with targets() as target, aiohttp.ClientSession(url) as http:
         seed = Seed(http, target)
         await seed.define()
-        print(await seed.fill(), flush=True)  # noqa: T201 (for the caller)
+        print(await seed.fill(), flush=True)
         await asyncio.Event().wait()
 
 

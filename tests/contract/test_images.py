@@ -52,6 +52,9 @@ def test_make_uses_the_configured_base(where: str, tmp_path: Path) -> None:
     """O13: `make images` takes the base from the same variable as compose, from the
     environment or .env."""
     (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    for prerequisite in ("constraints.txt", "pyproject.toml"):
+        (tmp_path / prerequisite).touch()
+    (tmp_path / "services" / "console").mkdir(parents=True)
     if where == "file":
         (tmp_path / ".env").write_text(f"PENSTOCK_API_KEY=pk\nPENSTOCK_PYTHON_IMAGE={DIGEST}\n")
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin"}

@@ -23,23 +23,28 @@ from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED as AHEAD_COUNTED
 from penstock.core.why import WaitReason
 from penstock.gateway import openapi
+from penstock.gateway.api_keys import ApiKeyRoutes
 from penstock.gateway.api_reference import render
 from penstock.gateway.backfills import BackfillRoutes
 from penstock.gateway.callback_secrets import CallbackSecretRoutes
 from penstock.gateway.callbacks import MAX_REPLAYED, CallbackRoutes
 from penstock.gateway.concurrency_keys import ConcurrencyKeyRoutes
+from penstock.gateway.console import ConsoleRoutes
 from penstock.gateway.dry_run import MAX_COUNTED
 from penstock.gateway.flow_definitions import FlowDefinitionRoutes
 from penstock.gateway.flow_operations import FlowCommandRoutes
 from penstock.gateway.flow_views import FlowViewRoutes
 from penstock.gateway.hold import WorkerRoutes
 from penstock.gateway.hold_answers import UnconfirmedTasks
+from penstock.gateway.live import LiveRoutes
 from penstock.gateway.log_reports import LogReportRoutes
 from penstock.gateway.operations import MAX_ROWS_EXAMINED, VERBS, OperationRoutes
 from penstock.gateway.operations import STATES as OPERATION_STATES
+from penstock.gateway.overview import OverviewRoutes
 from penstock.gateway.pages import PageRoutes
 from penstock.gateway.paging import MAX_PAGE_SIZE
 from penstock.gateway.schedules import ScheduleRoutes
+from penstock.gateway.session_routes import SessionRoutes
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.submissions import SubmissionRoutes
 from penstock.gateway.targets import MAX_PAGE_SIZE as MAX_TARGET_PAGE_SIZE
@@ -137,10 +142,15 @@ def test_every_route_is_described_and_every_description_is_a_route() -> None:
         *LogReportRoutes(settings, nothing).routes(),
         *WorkerRoutes(settings, nothing, nothing, nothing, nothing, UnconfirmedTasks()).routes(),
         *ListWorkersRoutes(settings, nothing, nothing, nothing).routes(),
+        *OverviewRoutes(nothing, nothing, nothing, {}, show_reasons=False).routes(),
+        *LiveRoutes(nothing, nothing, nothing).routes(),
+        *SessionRoutes(nothing, nothing, nothing).routes(),
+        *ApiKeyRoutes(nothing).routes(),
+        *ConsoleRoutes(None).routes(),
         *PageRoutes(nothing, nothing, nothing).routes(),
     ]
     # The pattern behind a parameter's name is the router's business.
-    served = {(route.method, route.path.replace(":[0-9]+", "")) for route in routes}
+    served = {(route.method, re.sub(r":[^}]+", "", route.path)) for route in routes}
     assert len(served) == len(routes)
     assert all(isinstance(route, web.RouteDef) for route in routes)
     assert {(method, path) for method, path, _ in operations()} == served
@@ -222,7 +232,13 @@ def test_every_body_has_an_example() -> None:
         for where, found in media()
         if not found.get("examples") and found["schema"].get("$ref", "") != "#/components/schemas/Problem"
     ]
-    assert without == ["GET / 200", "GET /docs 200", "GET /openapi.json 200"]
+    assert without == [
+        "GET /console 200",
+        "GET /console/{path} 200",
+        "GET / 200",
+        "GET /docs 200",
+        "GET /openapi.json 200",
+    ]
 
 
 def test_words_and_limits_are_those_of_the_code() -> None:
@@ -255,6 +271,7 @@ def test_words_and_limits_are_those_of_the_code() -> None:
         "/schedules/{name}/history": MAX_PAGE_SIZE,
         "/backfills": MAX_PAGE_SIZE,
         "/types/{name}/keys": MAX_PAGE_SIZE,
+        "/audit": MAX_PAGE_SIZE,
         "/flow-definitions": MAX_PAGE_SIZE,
         "/flow-definitions/{name}": MAX_PAGE_SIZE,
         "/backlog": MAX_BACKLOG_PAGE_SIZE,

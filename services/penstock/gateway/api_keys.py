@@ -46,8 +46,8 @@ class ApiKeyRoutes:
         return [
             web.get("/keys", self.find, allow_head=False),
             web.post("/keys", self.create),
-            web.post("/keys/{id:[0-9a-f]{16}}/rotate", self.rotate),
-            web.delete("/keys/{id:[0-9a-f]{16}}", self.revoke),
+            web.post("/keys/{id}/rotate", self.rotate),
+            web.delete("/keys/{id}", self.revoke),
             web.get("/audit", self.audit, allow_head=False),
         ]
 
@@ -134,7 +134,7 @@ class ApiKeyRoutes:
         key_id = request.match_info["id"]
         rows = {row["id"]: row for row in await api_keys.list_keys(self._pool)}
         if key_id not in rows or not _sees(grant_of(request), rows[key_id]["namespaces"]):
-            raise NotFound(f"there is no key {key_id!r}")
+            raise NotFound(f"there is no key {key_id[:100]!r}")
         return key_id
 
 

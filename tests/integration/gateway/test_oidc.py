@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import jwt
 import orjson
@@ -65,6 +65,9 @@ class Issuer:
         await response.write_eof()
         return response
 
+    async def exchange(self, _request: web.Request) -> web.Response:
+        raise web.HTTPNotFound
+
     def token(
         self, name: str = "one", *, signed_by: Any = None, algorithm: str = "RS256", **claims: Any
     ) -> str:
@@ -82,14 +85,18 @@ class Issuer:
         return jwt.encode(whole, signed_by or self.keys[name], algorithm=algorithm, headers={"kid": name})
 
 
+IssuerT = TypeVar("IssuerT", bound=Issuer)
+
+
 @asynccontextmanager
-async def running_issuer() -> AsyncIterator[Issuer]:
-    issuer = Issuer()
+async def running_issuer(kind: type[IssuerT] = Issuer) -> AsyncIterator[IssuerT]:  # type: ignore[assignment]
+    issuer = kind()
     issuer.add("one", rsa.generate_private_key(public_exponent=65537, key_size=2048))
     app = web.Application()
     app.add_routes(
         [web.get("/.well-known/openid-configuration", issuer.configuration), web.get("/jwks", issuer.jwks)]
     )
+    app.add_routes([web.post("/token_endpoint", issuer.exchange)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -47,14 +47,22 @@ class Stream:
 
     Args:
         topics: that its client watches.
+        request: of its client.
         is_limited: whether its client sees some namespaces only.
     """
 
-    def __init__(self, topics: frozenset[str], *, is_limited: bool) -> None:
+    def __init__(self, topics: frozenset[str], request: web.Request, *, is_limited: bool) -> None:
         self.topics = topics
+        self._request = request
         self.is_limited = is_limited
         self.pending = Pending()
         self.changed = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client is still connected."""
+        transport = self._request.transport
+        return transport is not None and not transport.is_closing()
 
     def tell(self, topics: Iterable[str]) -> None:
         """Topics have changed."""
@@ -110,7 +118,7 @@ class LiveRoutes:
         if len(self._streams) >= MOST_STREAMS or (actor and self._actors[actor] >= MOST_OF_ACTOR):
             raise Throttled("too many open streams: close some", retry_after_s=KEEP_ALIVE_S)
         visible = await self._visible(request, topics)
-        stream = Stream(visible, is_limited=grant_of(request).namespaces is not None)
+        stream = Stream(visible, request, is_limited=grant_of(request).namespaces is not None)
         self._streams.add(stream)
         self._actors[actor] += 1
         self._opened.set()
@@ -141,7 +149,7 @@ class LiveRoutes:
         await response.write(b": open\n\n")
         loop = asyncio.get_running_loop()
         checked_s = written_s = loop.time()
-        while not self._closed.is_set() and request.transport and not request.transport.is_closing():
+        while not self._closed.is_set() and stream.is_open:
             try:
                 async with asyncio.timeout_at(min(checked_s + CHECK_S, written_s + KEEP_ALIVE_S)):
                     await stream.changed.wait()
@@ -212,6 +220,9 @@ class LiveRoutes:
                 changed.add(topic)
         lists = {topic for topic in due if ":" not in topic}
         for stream in self._streams:
+            if not stream.is_open:
+                # Its place is free at once, not with the next thing to tell.
+                stream.changed.set()
             wanted = stream.topics & (changed | lists if stream.is_limited else changed)
             if wanted:
                 stream.tell(sorted(wanted))

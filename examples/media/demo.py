@@ -1,6 +1,6 @@
 """The demo: starts Penstock, sends video files through three stages, and runs a flow.
 
-    python -m examples.media.demo [FOLDER] [--out DIR] [--clips N]
+    python -m examples.media.demo [FOLDER] [--out DIR] [--clips N] [--keep]
 
 Without a folder it generates a few clips, and a file that is not a video, to show a failure.
 The flow (`examples/nightly`) fails, is recovered, and is approved.
@@ -13,6 +13,7 @@ import asyncio
 import base64
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import time
@@ -73,8 +74,15 @@ class Watched:
         self.changed.set()
 
 
-async def demo(folder: Path | None, out: Path, clips: int) -> int:
-    """Runs the demo; returns the exit status."""
+async def demo(folder: Path | None, out: Path, clips: int, *, keep: bool) -> int:
+    """Runs the demo; returns the exit status.
+
+    Args:
+        folder: of videos; None generates clips.
+        out: folder of results.
+        clips: number of clips to generate.
+        keep: whether the platform goes on until Ctrl-C, for a look at it in the console.
+    """
     began = time.monotonic()
     if folder is None:
         console.print(f"generating {clips} clips and a file that is not a video …")
@@ -108,6 +116,8 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
             ]
         try:
             status = await run(deployment, files, out, secret)
+            if keep:
+                await kept(f"{deployment.gateway_url}/console/")
         finally:
             for worker in workers:
                 worker.terminate()
@@ -115,6 +125,15 @@ async def demo(folder: Path | None, out: Path, clips: int) -> int:
                 await asyncio.to_thread(worker.wait)
     console.print(f"all in {time.monotonic() - began:.0f} s; everything is stopped.")
     return status
+
+
+async def kept(console_url: str) -> None:
+    """Leaves the platform running until Ctrl-C."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    console.print(f"everything goes on: look at it in the console, {console_url}; Ctrl-C stops it")
+    await stop.wait()
 
 
 def videos(folder: Path) -> list[Path]:
@@ -176,7 +195,7 @@ async def run(deployment: Deployment, files: list[Path], out: Path, secret: str)
         f"{len(watched.called)} callbacks with the right signature; "
         f"penstock check: {'clean' if report.clean else report.offenders}"
     )
-    console.print(f"results are in {out}", soft_wrap=True)
+    console.print(f"results are in {out}; `make demo KEEP=1` leaves the console open", soft_wrap=True)
     console.print(f"the log of task {ids[0]} ({files[0].name}):", highlight=False)
     for line in log:
         console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
@@ -285,13 +304,16 @@ def main() -> None:
         "--out", type=Path, default=Path(".penstock/demo"), help="folder for results (%(default)s)"
     )
     parser.add_argument("--clips", type=int, default=6, help="number of clips to generate (%(default)s)")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the platform running, with its console, until Ctrl-C"
+    )
     given = parser.parse_args()
     out = given.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     # Their entries about a topic that has just been created read like failures of the demo.
     quiet_libraries()
     try:
-        sys.exit(asyncio.run(demo(given.folder, out, given.clips)))
+        sys.exit(asyncio.run(demo(given.folder, out, given.clips, keep=given.keep)))
     except PenstockError as error:
         console.print(f"[red]the demo could not run:[/] {error}")
         sys.exit(1)

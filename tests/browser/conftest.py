@@ -16,14 +16,18 @@ from urllib.parse import urlsplit
 import aiohttp
 import asyncpg
 import pytest
-from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright, expect
 
 from penstock.gateway.console import console_folder
 from penstock.local.deployment import Deployment, Options
 from tests.browser.seed import Seed, targets
+from tests.support.callback_targets import LOOPBACK
 from tests.support.waiting import wait_until
 
 AXE = Path(__file__).parents[2] / "services" / "console" / "node_modules" / "axe-core" / "axe.min.js"
+# A busy machine takes its time; a condition that never holds fails nevertheless.
+expect.set_options(timeout=60_000)
+
 # What the servers of a deployment say while the gateway restarts.
 _RESTART = ("Failed to load resource", "net::ERR_")
 
@@ -77,6 +81,14 @@ class Site:
 
         await wait_until(is_true)
 
+    async def answers(self) -> bool:
+        """Whether the gateway serves."""
+        try:
+            async with self.http.get("/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
     async def state(self, task: int) -> str:
         """The state of a task."""
         return str(await self.fetch("SELECT state FROM task WHERE id = $1", task))
@@ -108,6 +120,7 @@ async def site(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -
         postgres=database,
         prefix=prefix,
         gateway_port=0,
+        environment={"PENSTOCK_CALLBACK_ALLOW": ",".join(LOOPBACK)},
     )
     async with AsyncExitStack() as stack:
         deployment = await stack.enter_async_context(Deployment(options))
@@ -170,13 +183,13 @@ async def browser() -> AsyncIterator[Browser]:
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     """A profile of a browser: its tabs share cookies and the live stream."""
     context = await browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(60_000)
     yield context
     await context.close()
 
 
 @pytest.fixture
-async def watch(site: Site) -> AsyncIterator[Watch]:
+async def watch(site: Any) -> AsyncIterator[Watch]:
     """Fails the test on a fault of a page that it watches."""
     watch = Watch(site.url)
     yield watch

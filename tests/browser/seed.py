@@ -54,7 +54,8 @@ FLOWS: list[dict[str, Any]] = [
             "rows": {
                 "kind": "map",
                 "items": "inputs.rows",
-                "parallel": 50,
+                "parallel": 300,
+                "tolerate": 11,
                 "each": {"kind": "task", "type": "item", "input": '{"item": item}'},
             },
             "sum": {"kind": "task", "type": "media", "after": ["rows"], "input": '{"file": "sum"}'},
@@ -152,8 +153,10 @@ class Seed:
         ids["failed"] = await self.submit("broken", {"file": "notes.txt"}, labels={"show": "intro"})
         for number in range(4):
             await self.submit("broken", {"file": f"notes-{number}.txt"})
-        for number in range(3):
-            ids["running"] = await self.submit("endless", {"number": number}, key="acme")
+        ids["running"] = await self.submit("endless", {"number": 0}, key="acme")
+        for number in range(1, 3):
+            # Two run at a time, and the third waits for its key.
+            ids["limited"] = await self.submit("endless", {"number": number}, key="acme")
         ids["ready"] = await self.submit("idle", {"n": 0}, priority="HIGH")
         for number in range(60):
             await self.submit("idle", {"n": number}, priority=("LOW", "MEDIUM")[number % 2])

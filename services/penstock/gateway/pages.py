@@ -39,6 +39,7 @@ _HOME = """<!doctype html>
 <h1>Penstock</h1>
 <p>This is the gateway of a Penstock deployment, version {version}: tasks go in and out here.</p>
 <ul>
+<li><a href="/console/">Console</a></li>
 <li><a href="/docs">API reference</a> · <a href="/openapi.json">openapi.json</a></li>
 <li><a href="/tasks">Latest tasks</a> · <a href="/types">task types</a></li>
 <li><a href="/readyz">Readiness</a> · <a href="/livez">liveness</a></li>

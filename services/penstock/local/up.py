@@ -94,13 +94,16 @@ async def _run(
 
 
 def _summary(deployment: Deployment, how_to_stop: str) -> str:
+    from penstock.gateway.console import console_folder  # noqa: PLC0415 (optional dependency)
     from penstock.postgres.connection import without_password  # noqa: PLC0415 (optional dependency)
 
     postgres = deployment.embedded_postgres
     address = without_password(postgres.tcp_dsn() if postgres else deployment.postgres)
     if postgres:
         address += f" (password in {postgres.password_file})"
+    built = console_folder() is not None
     rows = {
+        "Console": f"{deployment.gateway_url}/console/" if built else "not built: run `make console`",
         "Gateway": deployment.gateway_url,
         "Kafka": deployment.kafka,
         "PostgreSQL": address,

@@ -28,7 +28,7 @@ AXE = Path(__file__).parents[2] / "services" / "console" / "node_modules" / "axe
 # A busy machine takes its time; a condition that never holds fails nevertheless.
 expect.set_options(timeout=60_000)
 
-# What the servers of a deployment say while the gateway restarts.
+# Messages of a browser while the gateway restarts.
 _RESTART = ("Failed to load resource", "net::ERR_")
 
 
@@ -137,7 +137,7 @@ async def site(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -
 
 
 class Watch:
-    """What a page must not do."""
+    """Collects faults of pages."""
 
     def __init__(self, url: str) -> None:
         self._host = urlsplit(url).netloc

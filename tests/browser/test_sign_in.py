@@ -23,10 +23,10 @@ async def site(kafka_servers: str, prefix: str, database: str, tmp_path: Path) -
     _, admin = await make_key(database, Role.ADMIN)
     async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as caller:
 
-        async def is_known() -> bool:
+        async def is_accepted() -> bool:
             return (await caller.get("/tasks", headers=sent(admin))).status == 200
 
-        await wait_until(is_known)
+        await wait_until(is_accepted)
         await caller.post("/types", {"name": "acme--demo"}, headers=sent(admin))
         await caller.post("/tasks", {"type": "acme--demo", "context": 1}, headers=sent(admin))
         yield caller

@@ -1,4 +1,4 @@
--- What the overview of the console shows.
+-- Counts for the overview of the console.
 
 -- name: ends
 -- The ends of tasks since a moment ($1), by type, state and part of $2 seconds.

@@ -1,6 +1,6 @@
-"""Topics of the live stream: what may be watched, and what waits to be told. Pure.
+"""Topics of the live stream: their names, and the changes that a stream has not sent. Pure.
 
-A stream tells that something has changed, not how. So a topic that changes often waits once, and a
+A stream says that something has changed, not how. So a topic that changes often waits once, and a
 slow reader costs no more memory than the names of its topics.
 """
 
@@ -64,7 +64,7 @@ def interval_s(topic: str) -> float:
 
 
 class Pending:
-    """What a stream has not told yet: each topic once, in the order of their first changes."""
+    """The changes that a stream has not sent: each topic once, in the order of the first ones."""
 
     def __init__(self) -> None:
         self._topics: dict[str, None] = {}
@@ -84,7 +84,7 @@ class Pending:
         self._topics.clear()
 
     def take(self) -> list[str] | None:
-        """What to tell now: topics, or None for everything."""
+        """The topics to send now; None for all of them."""
         topics = None if self._resync else list(self._topics)
         self._topics.clear()
         self._resync = False

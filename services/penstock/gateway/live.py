@@ -1,9 +1,9 @@
 """The live stream of the console: server-sent events that name what has changed.
 
 What this module guarantees: PostgreSQL is asked once for all streams, and only for what a stream
-watches. A stream of some namespaces learns nothing of others: its lists are told at each interval,
+watches. A stream of some namespaces learns nothing of others: it names its lists at each interval,
 whether they have changed or not. A stream ends with its session or key. It waits for its client
-alone. While PostgreSQL is away streams stay open, and are told to read everything afterwards.
+alone. While PostgreSQL is away streams stay open, and send `resync` afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TICK_S = 0.25
 KEEP_ALIVE_S = 15.0
 # Seconds between two checks of a stream's session or key.
 CHECK_S = 10.0
-# A topic without a change is told so often, for what its version does not contain.
+# A list without a change is named so often, because its version does not contain everything.
 SILENT_S = 10.0
 MOST_STREAMS = 4_000
 # Each browser has one. A page that leaks streams must not take those of others.
@@ -99,7 +99,7 @@ class LiveRoutes:
         self._opened = asyncio.Event()
         self._closed = asyncio.Event()
         self._versions: dict[str, str] = {}
-        # When each topic is due, and when it was told at the latest.
+        # When each topic is due, and when it was named last.
         self._due_s: dict[str, float] = {}
         self._told_s: dict[str, float] = {}
 
@@ -221,7 +221,7 @@ class LiveRoutes:
         lists = {topic for topic in due if ":" not in topic}
         for stream in self._streams:
             if not stream.is_open:
-                # Its place is free at once, not with the next thing to tell.
+                # Otherwise its place would be taken until the next change.
                 stream.changed.set()
             wanted = stream.topics & (changed | lists if stream.is_limited else changed)
             if wanted:

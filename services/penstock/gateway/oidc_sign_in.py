@@ -2,7 +2,7 @@
 
 What this module guarantees: a code counts only in the browser that began the sign-in, once, and
 with the id token that answers its nonce. The browser is led back to a page of the console only.
-It fails closed: whatever does not fit ends without a session, and the console shows the reason.
+It fails closed: an answer that does not fit begins no session, and the console shows the reason.
 """
 
 from __future__ import annotations

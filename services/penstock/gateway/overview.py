@@ -83,7 +83,7 @@ class OverviewRoutes:
         async with self._lock:
             at_s, document = self._answers.get(grant.namespaces, (float("-inf"), {}))
             if _now_s() - at_s > SHARED_S:
-                # Not among the lists of whoever asks first: all others wait for this answer.
+                # Not among the lists of the first reader: all others wait for this answer.
                 with reading("overview", lists=False):
                     document = await self._read(request, grant)
                 self._answers[grant.namespaces] = (_now_s(), document)

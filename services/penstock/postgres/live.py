@@ -1,4 +1,4 @@
-"""Versions of what the console shows: texts that differ after a change."""
+"""Versions of topics of the live stream: texts that differ after a change."""
 
 from __future__ import annotations
 

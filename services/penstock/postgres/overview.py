@@ -1,4 +1,4 @@
-"""What the overview of the console shows."""
+"""Counts for the overview of the console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console needs of the gateway beside the other routes: files, overview, live stream."""
+"""The routes that only the console uses: its files, the overview, the live stream."""
 
 from __future__ import annotations
 
@@ -238,13 +238,13 @@ async def test_a_stream_learns_nothing_of_other_namespaces(kafka_servers, prefix
                 "id"
             ]
 
-        async def is_known() -> bool:
+        async def is_accepted() -> bool:
             return (await caller.get("/tasks", headers=sent(reader))).status == 200
 
-        await wait_until(is_known)
+        await wait_until(is_accepted)
         watched = f"task:{ids['acme--t']},task:{ids['beta--t']},operations"
         async with stream(caller, watched, **sent(reader)) as response:
-            # Lists are told at each interval, without any change.
+            # The stream names lists at each interval, without any change.
             for _ in range(3):
                 assert await next_event(response) == ("changed", {"topics": ["operations"]})
             await caller.post(f"/tasks/{ids['beta--t']}/cancel", headers=sent(admin))
@@ -261,10 +261,10 @@ async def test_a_stream_ends_with_its_key(kafka_servers, prefix, database, tmp_p
     key_id, token = await make_key(database, Role.READER)
     async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as caller:
 
-        async def is_known() -> bool:
+        async def is_accepted() -> bool:
             return (await caller.get("/tasks", headers=sent(token))).status == 200
 
-        await wait_until(is_known)
+        await wait_until(is_accepted)
         async with stream(caller, "keys", **sent(token)) as response:
             connection = await asyncpg.connect(database, server_settings={"search_path": "penstock"})
             await api_keys.revoke(connection, key_id)

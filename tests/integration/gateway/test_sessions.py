@@ -134,10 +134,10 @@ async def test_a_bearer_token_needs_no_cookie_and_is_not_widened_by_one(caller, 
     await browser.sign_in((await make_key(database, Role.ADMIN))[1])
     _, reader = await make_key(database, Role.READER)
 
-    async def is_known() -> bool:
+    async def is_accepted() -> bool:
         return (await caller.get("/tasks", headers=sent(reader))).status == 200
 
-    await wait_until(is_known)
+    await wait_until(is_accepted)
     answer = await browser.call("POST", "/types", {"name": "t"}, **sent(reader))
     assert answer.status == 403
     assert (await browser.call("GET", "/tasks", Authorization="Bearer nonsense")).status == 401

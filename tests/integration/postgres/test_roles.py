@@ -58,6 +58,7 @@ HIDDEN = {
     ("flow_history", "callbacks"): "have headers",
     ("schedule", "callbacks"): "have headers",
     ("api_key", "digest"): "of a secret",
+    ("console_session", "digest"): "of a secret",
     ("callback_secret", "sealed"): "an encrypted secret",
 }
 

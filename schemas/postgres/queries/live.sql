@@ -1,5 +1,5 @@
 -- Versions of topics of the live stream. A version is a text that differs after a change. None
--- scans a -- large table. xmin is the transaction that wrote a row.
+-- scans a large table. xmin is the transaction that wrote a row.
 
 -- name: tasks_by_id
 SELECT t.id, t.xmin::text || ' ' || coalesce(p.xmin::text, '') AS version

@@ -156,7 +156,7 @@ GRANT SELECT ON backlog_change TO penstock_reader;
 GRANT SELECT (id, namespace, target, task_id, state, attempt, body, error, due_at, created_at, finished_at, ordered, seq, diverted, replayed_after, spent, published, published_at, waits_since, held_since) ON callback TO penstock_reader;
 GRANT SELECT ON callback_outbox TO penstock_reader;
 GRANT SELECT (id, namespace, url, scheme, key_id, reference, public_key, created_at, created_by, expires_at, revoked_at, wider_until, replaced_by) ON callback_secret TO penstock_reader;
-GRANT SELECT (key_id, actor, roles, namespaces, created_at, used_at) ON console_session TO penstock_reader;
+GRANT SELECT (key_id, issuer, actor, roles, namespaces, created_at, used_at) ON console_session TO penstock_reader;
 GRANT SELECT ON deployment TO penstock_reader;
 GRANT SELECT (id, root_id, parent_id, parent_node, parent_generation, parent_item, name, version, versions, status, generation, paused, stop, unfinished, live, unsuccessful, priority, inputs, inputs_ref, output, output_ref, error, idempotency_key, events, labels, traceparent, rerun_of, schedule, tick, task_id, task_step, task_stage, definition, created_at, updated_at, finished_at, backfill) ON flow TO penstock_reader;
 GRANT SELECT ON end_listener TO penstock_reader;

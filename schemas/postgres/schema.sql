@@ -602,6 +602,7 @@ COMMENT ON COLUMN penstock.callback_target.gone_at IS 'while disabled: when the 
 CREATE TABLE penstock.console_session (
     digest bytea NOT NULL,
     key_id text,
+    issuer text,
     actor text NOT NULL,
     roles text[] NOT NULL,
     namespaces text[],
@@ -615,6 +616,8 @@ COMMENT ON TABLE penstock.console_session IS 'sessions of the console; rows with
 COMMENT ON COLUMN penstock.console_session.digest IS 'SHA-256 of the token in the cookie';
 
 COMMENT ON COLUMN penstock.console_session.key_id IS 'API key that began the session, which ends with it and has its rights; NULL: a token of the provider did';
+
+COMMENT ON COLUMN penstock.console_session.issuer IS 'provider whose token began the session; it ends when the gateway trusts another one';
 
 COMMENT ON COLUMN penstock.console_session.roles IS 'by the token of the provider; empty for an API key';
 

@@ -1,8 +1,8 @@
 -- Sessions of the console.
 
 -- name: create
-INSERT INTO console_session (digest, key_id, actor, roles, namespaces)
-VALUES ($digest, $key_id, $actor, $roles, $namespaces)
+INSERT INTO console_session (digest, key_id, issuer, actor, roles, namespaces)
+VALUES ($digest, $key_id, $issuer, $actor, $roles, $namespaces)
 RETURNING created_at + interval '24 hours' AS expires_at;
 
 -- name: find
@@ -10,8 +10,9 @@ RETURNING created_at + interval '24 hours' AS expires_at;
 WITH touched AS (
     UPDATE console_session SET used_at = now()
     WHERE digest = $1 AND used_at < now() - interval '1 minute' AND used_at > now() - interval '8 hours'
+      AND created_at > now() - interval '24 hours'
 )
-SELECT key_id, actor, roles, namespaces, created_at + interval '24 hours' AS expires_at
+SELECT key_id, issuer, actor, roles, namespaces, created_at + interval '24 hours' AS expires_at
 FROM console_session
 WHERE digest = $1 AND created_at > now() - interval '24 hours' AND used_at > now() - interval '8 hours';
 

@@ -71,6 +71,8 @@ class ApiKeyRoutes:
         if not body["name"].strip():
             raise InvalidRecord("a name must have a character other than spaces", pointer="/name")
         now = await api_keys.now(self._pool)
+        expires_at = _expiry(now, body.get("expires_in_s"))
+        await self._require_own_bounds(grant, expires_at, body.get("rate"))
         key_id, secret = _generate()
         row = await api_keys.create(
             self._pool,
@@ -80,7 +82,7 @@ class ApiKeyRoutes:
             role=Role(body["role"]),
             namespaces=namespaces,
             rate=body.get("rate"),
-            expires_at=_expiry(now, body.get("expires_in_s")),
+            expires_at=expires_at,
         )
         note(request, id=key_id, **difference(None, _settings(row)))
         return respond(_with_secret(row, now, secret), 201)
@@ -88,8 +90,13 @@ class ApiKeyRoutes:
     async def rotate(self, request: web.Request) -> web.Response:
         """POST /keys/{id}/rotate: a key that replaces another, with its secret."""
         body = await read_document(request, "ApiKeyRotate")
-        key_id = await self._visible(request)
+        old_row = await self._visible(request)
+        key_id = old_row["id"]
         now = await api_keys.now(self._pool)
+        expires_at = _expiry(now, body.get("expires_in_s"))
+        if expires_at is None and old_row["expires_at"] is not None:
+            expires_at = now + (old_row["expires_at"] - old_row["created_at"])
+        await self._require_own_bounds(grant_of(request), expires_at, old_row["rate"])
         new_id, secret = _generate()
         async with self._pool.acquire() as connection:
             new, old = await api_keys.rotate(
@@ -98,7 +105,7 @@ class ApiKeyRoutes:
                 new_id=new_id,
                 digest=digest_of(secret),
                 overlap_s=body.get("overlap_s", _OVERLAP_S),
-                expires_at=_expiry(now, body.get("expires_in_s")),
+                expires_at=expires_at,
             )
         note(request, old={"id": key_id, **_settings(old)}, new={"id": new_id, **_settings(new)})
         return respond(_with_secret(new, now, secret), 201)
@@ -106,7 +113,7 @@ class ApiKeyRoutes:
     async def revoke(self, request: web.Request) -> web.Response:
         """DELETE /keys/{id}: the key is refused from now on."""
         refuse_unknown_parameters(request)
-        key_id = await self._visible(request)
+        key_id = (await self._visible(request))["id"]
         revoked = await api_keys.revoke(self._pool, key_id)
         note(request, id=key_id, revoked=revoked)
         return respond({"id": key_id, "revoked": revoked})
@@ -125,8 +132,28 @@ class ApiKeyRoutes:
             )
         return respond_page("entries", rows, size, lambda row: str(row["seq"]), _entry)
 
-    async def _visible(self, request: web.Request) -> str:
-        """The id in the path, of a key that the request may change.
+    async def _require_own_bounds(
+        self, grant: Grant, expires_at: datetime | None, rate: float | None
+    ) -> None:
+        """Returns when a key lasts no longer, and may send no more, than the key that makes it.
+
+        Raises:
+            Forbidden: it would outlive its maker, or exceed its rate.
+        """
+        kind, _, own_id = grant.actor.partition(":")
+        own = {row["id"]: row for row in await api_keys.list_keys(self._pool)}.get(own_id)
+        if kind != "key" or own is None:
+            return
+        if own["expires_at"] is not None and (expires_at is None or expires_at > own["expires_at"]):
+            raise Forbidden(
+                f"your key expires at {own['expires_at']:%Y-%m-%dT%H:%MZ}, and this one would outlive it: "
+                "give expires_in_s"
+            )
+        if own["rate"] is not None and (rate is None or rate > own["rate"]):
+            raise Forbidden(f"your key may send {own['rate']:g} requests a second: give at most this rate")
+
+    async def _visible(self, request: web.Request) -> asyncpg.Record:
+        """The key in the path, which the request may change.
 
         Raises:
             NotFound: there is none.
@@ -135,7 +162,7 @@ class ApiKeyRoutes:
         rows = {row["id"]: row for row in await api_keys.list_keys(self._pool)}
         if key_id not in rows or not _sees(grant_of(request), rows[key_id]["namespaces"]):
             raise NotFound(f"there is no key {key_id[:100]!r}")
-        return key_id
+        return rows[key_id]
 
 
 def _generate() -> tuple[str, str]:

@@ -54,7 +54,9 @@ class Authentication:
         given: tuple[Authenticator | None, ...] = (self._api_keys, self._oidc)
         authenticators = [each for each in given if each is not None]
         self._audit = RequestAudit(pool, settings.gateway_audit_days) if kinds else None
-        self._sessions = Sessions(pool, self._api_keys) if kinds else None
+        self._sessions = (
+            Sessions(pool, self._api_keys, settings.oidc_issuer if self._oidc else "") if kinds else None
+        )
         sign_in = OidcSignIn(settings, self._oidc) if self._oidc and settings.oidc_client_id else None
         self.session_routes = SessionRoutes(self._sessions, self._api_keys, sign_in)
         self._auth = (

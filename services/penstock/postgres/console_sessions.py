@@ -16,6 +16,7 @@ async def create(
     *,
     digest: bytes,
     key_id: str | None,
+    issuer: str | None,
     actor: str,
     roles: Collection[str],
     namespaces: Collection[str] | None,
@@ -26,6 +27,7 @@ async def create(
         executor: of the database.
         digest: SHA-256 of its token.
         key_id: the API key that begins it, whose rights it has; None for a provider's token.
+        issuer: the provider whose token begins it; None for an API key.
         actor: as the audit names it.
         roles: by the provider's token.
         namespaces: by the provider's token; None is all.
@@ -38,6 +40,7 @@ async def create(
         "console_sessions.create",
         digest=digest,
         key_id=key_id,
+        issuer=issuer,
         actor=actor,
         roles=sorted(roles),
         namespaces=None if namespaces is None else sorted(namespaces),

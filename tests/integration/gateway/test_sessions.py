@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -209,7 +211,7 @@ async def test_a_session_serves_at_every_gateway(caller, database, kafka_servers
 
 async def test_sign_ins_of_one_address_are_limited(caller):
     browser = Browser(caller)
-    answers = [await browser.call("POST", "/session", {"api_key": "pk_x"}) for _ in range(40)]
+    answers = [await browser.call("POST", "/session", {"api_key": "pk_x"}) for _ in range(80)]
     assert answers[-1].status == 429
     assert int(answers[-1].headers["Retry-After"]) >= 1
 
@@ -221,6 +223,57 @@ async def test_without_authentication_the_console_opens_at_once(kafka_servers, p
         session = (await caller.get("/session")).body
         assert (session["authentication"], session["namespaces"]) == ("off", None)
         assert session["actions"] == ["read", "submit", "work", "operate", "configure"]
+
+
+async def test_a_key_makes_none_with_more_rights(caller, database):
+    """Neither another namespace, nor a longer life, nor a higher rate, and not by rotation."""
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    key_id, token = await make_key(database, Role.ADMIN, ["acme"], expires_at=soon, rate=50.0)
+    browser = Browser(caller)
+    await browser.sign_in(token)
+    wanted = {"name": "n", "role": "admin", "namespaces": ["acme"], "expires_in_s": 60, "rate": 5}
+    for wider in (
+        {"namespaces": ["acme", "beta"]},
+        {"namespaces": None},
+        {"expires_in_s": 7200},
+        {"rate": 500},
+    ):
+        assert (await browser.call("POST", "/keys", wanted | wider)).status == 403, wider
+    unbounded = {name: wanted[name] for name in ("name", "role", "namespaces", "rate")}
+    assert (await browser.call("POST", "/keys", unbounded)).status == 403
+    made = await browser.call("POST", "/keys", wanted)
+    assert made.status == 201
+    assert made.body["secret"].startswith(f"pk_{made.body['id']}_")
+    found = (await browser.call("GET", "/keys")).body["keys"]
+    assert {row["id"] for row in found} == {key_id, made.body["id"]}
+    assert all("secret" not in row for row in found)
+    turned = await browser.call("POST", f"/keys/{made.body['id']}/rotate", {"expires_in_s": 7200})
+    assert turned.status == 403
+    turned = await browser.call("POST", f"/keys/{made.body['id']}/rotate", {})
+    assert (turned.status, turned.body["role"], turned.body["rate"]) == (201, "admin", 5)
+
+
+async def test_cookies_without_a_session_are_limited(caller, database):
+    """Each costs a query without any credentials. A session in use goes on beside them."""
+    browser = Browser(caller)
+    await browser.sign_in((await make_key(database, Role.READER))[1])
+    assert (await browser.call("GET", "/tasks")).status == 200
+    answers = [await browser.call("GET", "/tasks", Cookie=f"{COOKIE}={number:043d}") for number in range(400)]
+    assert {answer.status for answer in answers} == {401, 429}
+    assert (await browser.call("GET", "/tasks")).status == 200
+
+
+async def test_a_sign_out_is_not_undone_by_a_read_that_began_before(caller, database):
+    browser = Browser(caller)
+    await browser.sign_in((await make_key(database, Role.READER))[1])
+
+    async def read() -> int:
+        return int((await browser.call("GET", "/tasks")).status)
+
+    reads = [asyncio.ensure_future(read()) for _ in range(20)]
+    await browser.call("DELETE", "/session")
+    await asyncio.gather(*reads)
+    assert await read() == 401
 
 
 class Provider(Issuer):
@@ -315,6 +368,11 @@ async def test_sign_in_by_a_provider(kafka_servers, prefix, database, tmp_path):
             ["acme"],
         )
         assert (await browser.call("GET", "/tasks")).status == 200
+    # A gateway that no longer trusts the provider ends its sessions.
+    async with gateway_with_keys(kafka_servers, prefix, database, tmp_path) as later:
+        there = Browser(later)
+        there.cookie = browser.cookie
+        assert (await there.call("GET", "/tasks")).status == 401
 
 
 @pytest.mark.parametrize(

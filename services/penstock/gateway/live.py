@@ -214,8 +214,9 @@ class LiveRoutes:
             self._due_s[topic] = now_s + interval_s(topic) - TICK_S / 2
             before, version = self._versions.get(topic), found.get(topic, "")
             self._versions[topic] = version
+            # The first look is named, too: the change may have come after the client has read.
             silent = now_s - self._told_s.setdefault(topic, now_s) >= SILENT_S and ":" not in topic
-            if silent or (before is not None and before != version):
+            if silent or before != version:
                 self._told_s[topic] = now_s
                 changed.add(topic)
         lists = {topic for topic in due if ":" not in topic}

@@ -55,6 +55,9 @@ export function bytes(size: number): string {
   return `${(size / 1024 / 1024).toFixed(1)} MiB`;
 }
 
+/** The moment of a field for date and time, which has the browser's zone; empty without one. */
+export const moment = (text: string): string => (text ? new Date(text).toISOString() : "");
+
 export const percent = (fraction: number): string => `${Math.round(fraction * 100)} %`;
 
 /** Rows as one text for a sentence: "a, b and c". */

@@ -103,7 +103,9 @@ class Live {
   #plan(delay = REOPEN_MS): void {
     if (!this.#leads) return;
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#open(), delay);
+    // A browser lets timers of a hidden tab wait for up to a minute.
+    if (document.hidden && delay === REOPEN_MS) this.#open();
+    else this.#timer = setTimeout(() => this.#open(), delay);
   }
 
   #open(): void {

@@ -1,5 +1,6 @@
 /** Data of a screen: loaded, kept fresh, and kept on errors. */
 
+import { untrack } from "svelte";
 import { ApiError } from "./api";
 import { live } from "./live.svelte";
 import { preferences } from "./preferences.svelte";
@@ -43,24 +44,35 @@ export function resource<T>(
   { topics = () => [], pollS = 5, slowPollS = 30 }: Options = {},
 ): Resource<T> {
   const result = new Resource<T>();
+  // A change that comes during a load may not be in its answer.
+  let again = false;
+
+  function ended(): void {
+    result.loading = false;
+    if (again) {
+      again = false;
+      result.reload();
+    }
+  }
 
   $effect(() => {
     void result.version;
     const controller = new AbortController();
     result.loading = true;
+    again = false;
     load(controller.signal).then(
       (data) => {
         if (controller.signal.aborted) return;
         result.data = data;
         result.error = null;
-        result.loading = false;
         result.at = Date.now();
+        ended();
       },
       (error: unknown) => {
         if (controller.signal.aborted) return;
         if (!(error instanceof ApiError)) throw error;
         result.error = error;
-        result.loading = false;
+        ended();
       },
     );
     return () => controller.abort();
@@ -72,7 +84,8 @@ export function resource<T>(
     let missed = false;
     const refresh = (): void => {
       if (document.hidden) missed = true;
-      else if (!result.loading) result.reload();
+      else if (untrack(() => result.loading)) again = true;
+      else result.reload();
     };
     const shown = (): void => {
       if (!document.hidden && missed) {

@@ -2,12 +2,16 @@
 -- scans a large table. xmin is the transaction that wrote a row.
 
 -- name: tasks_by_id
-SELECT t.id, t.xmin::text || ' ' || coalesce(p.xmin::text, '') AS version
-FROM task t LEFT JOIN task_progress p ON p.task_id = t.id WHERE t.id = ANY ($1::bigint[]);
+-- Not a join: sessions hash their joins, which would read all progress.
+SELECT t.id, t.xmin::text || ' ' || coalesce((SELECT p.xmin::text FROM task_progress p WHERE p.task_id = t.id), '') AS version
+FROM task t WHERE t.id = ANY ($1::bigint[]);
 
 -- name: flows_by_id
 SELECT f.id, f.xmin::text || ' ' || coalesce((SELECT max(n.xmin::text::bigint) FROM flow_node n WHERE n.flow_id = f.id), 0) AS version
 FROM flow f WHERE f.id = ANY ($1::bigint[]);
+
+-- name: flow_names
+SELECT id, name FROM flow WHERE id = ANY ($1::bigint[]);
 
 -- name: tasks
 SELECT (SELECT max(id) FROM task) || ' ' || coalesce((SELECT max(finished_at) FROM task)::text, '') AS version;

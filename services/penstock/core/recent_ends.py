@@ -45,13 +45,19 @@ class RecentEnds:
         first = int((now_s - MINUTES * 60) // 60 * 60)
         return max(first, self._settled * PART_S)
 
-    def put(self, found: Iterable[Ends], now_s: float) -> None:
-        """Replaces the counts since `wanted_s`."""
+    def put(self, found: Iterable[Ends], until_s: float, now_s: float) -> None:
+        """Replaces the counts since `wanted_s`.
+
+        Args:
+            found: the ends until `until_s`.
+            until_s: a multiple of `PART_S`, or later than `now_s`.
+            now_s: the present moment.
+        """
         since = int(self.wanted_s(now_s) // PART_S)
         self._parts = {part: ends for part, ends in self._parts.items() if part < since}
         for each in found:
             self._parts.setdefault(each.part, []).append(each)
-        self._settled = max(self._settled, int((now_s - SETTLED_S) // PART_S))
+        self._settled = max(self._settled, int(min(until_s, now_s - SETTLED_S) // PART_S))
         oldest = int((now_s - (MINUTES + 1) * 60) // PART_S)
         self._parts = {part: ends for part, ends in self._parts.items() if part >= oldest}
 

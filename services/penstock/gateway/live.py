@@ -1,7 +1,7 @@
 """The live stream of the console: server-sent events that name what has changed.
 
 What this module guarantees: PostgreSQL is asked once for all streams, and only for what a stream
-watches. A stream of some namespaces learns nothing of others: it names its lists at each interval,
+watches. A stream of some namespaces learns nothing of others: it names its lists every five seconds,
 whether they have changed or not. A stream ends with its session or key. It waits for its client
 alone. While PostgreSQL is away streams stay open, and send `resync` afterwards.
 """
@@ -25,7 +25,7 @@ from penstock.gateway.access import grant_of, visible_types
 from penstock.gateway.visibility import visible_ids
 from penstock.http.problems import BadParameter
 from penstock.http.server import refuse_unknown_parameters
-from penstock.postgres import flow_views, live
+from penstock.postgres import live
 from penstock.postgres.read_pool import reading
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ TICK_S = 0.25
 KEEP_ALIVE_S = 15.0
 # Seconds between two checks of a stream's session or key.
 CHECK_S = 10.0
+# Lists of a stream of some namespaces are named so often, whether they have changed or not.
+LIMITED_S = 5.0
 # A list without a change is named so often, because its version does not contain everything.
 SILENT_S = 10.0
 MOST_STREAMS = 4_000
@@ -102,6 +104,7 @@ class LiveRoutes:
         # When each topic is due, and when it was named last.
         self._due_s: dict[str, float] = {}
         self._told_s: dict[str, float] = {}
+        self._limited_due_s: dict[str, float] = {}
 
     def routes(self) -> list[web.RouteDef]:
         """The routes of this class."""
@@ -117,6 +120,11 @@ class LiveRoutes:
         actor = grant_of(request).actor
         if len(self._streams) >= MOST_STREAMS or (actor and self._actors[actor] >= MOST_OF_ACTOR):
             raise Throttled("too many open streams: close some", retry_after_s=KEEP_ALIVE_S)
+        # Not among the lists of its actor: a check of its session must not wait for them.
+        with reading(actor, lists=False):
+            return await self._serve(request, topics, actor)
+
+    async def _serve(self, request: web.Request, topics: frozenset[str], actor: str) -> web.StreamResponse:
         visible = await self._visible(request, topics)
         stream = Stream(visible, request, is_limited=grant_of(request).namespaces is not None)
         self._streams.add(stream)
@@ -136,8 +144,8 @@ class LiveRoutes:
             return topics
         tasks = await visible_ids(request, self._pool, ids_of("task", topics))
         covers = grant_of(request).covers
-        rows = await flow_views.many(self._pool, ids_of("flow", topics))
-        flows = [row["id"] for row in rows if covers(row["name"])]
+        names = await live.flow_names(self._pool, ids_of("flow", topics))
+        flows = [flow for flow, name in names.items() if covers(name)]
         plain = {topic for topic in topics if ":" not in topic}
         return frozenset(plain | {f"task:{each}" for each in tasks} | {f"flow:{each}" for each in flows})
 
@@ -219,12 +227,14 @@ class LiveRoutes:
             if silent or before != version:
                 self._told_s[topic] = now_s
                 changed.add(topic)
-        lists = {topic for topic in due if ":" not in topic}
+        lists = {topic for topic in due if ":" not in topic and self._limited_due_s.get(topic, 0.0) <= now_s}
+        self._limited_due_s |= dict.fromkeys(lists, now_s + LIMITED_S)
         for stream in self._streams:
             if not stream.is_open:
                 # Otherwise its place would be taken until the next change.
                 stream.changed.set()
-            wanted = stream.topics & (changed | lists if stream.is_limited else changed)
+            named = {topic for topic in changed if ":" in topic} | lists if stream.is_limited else changed
+            wanted = stream.topics & named
             if wanted:
                 stream.tell(sorted(wanted))
 

@@ -19,6 +19,7 @@ import penstock
 from penstock.core.access import Grant
 from penstock.core.recent_ends import RecentEnds
 from penstock.core.worker_list import Seen, WorkerList
+from penstock.errors import PenstockError
 from penstock.gateway.access import grant_of, visible_types
 from penstock.gateway.visibility import visible_namespaces
 from penstock.http.server import refuse_unknown_parameters, respond
@@ -33,6 +34,8 @@ SHARED_S = 1.0
 PROBES_S = 5.0
 # Nothing is counted further.
 MOST = 1_000
+# Seconds of ends that one statement reads; a multiple of the parts in which they are counted.
+_READ_S = 60.0
 # A read of ends is followed by a pause of so many times its duration.
 _PAUSES = 20
 # Sets of namespaces whose answers are kept.
@@ -65,6 +68,8 @@ class OverviewRoutes:
         self._probes = probes
         self._show_reasons = show_reasons
         self._lock = asyncio.Lock()
+        # A failure is shared for as long as an answer, so that waiting readers do not repeat it.
+        self._failure: tuple[float, PenstockError] | None = None
         self._answers: OrderedDict[frozenset[str] | None, tuple[float, dict[str, Any]]] = OrderedDict()
         self._ends = RecentEnds()
         self._ends_s = 0.0
@@ -85,12 +90,22 @@ class OverviewRoutes:
             if _now_s() - at_s > SHARED_S:
                 # Not among the lists of the first reader: all others wait for this answer.
                 with reading("overview", lists=False):
-                    document = await self._read(request, grant)
+                    document = await self._read_once(request, grant)
                 self._answers[grant.namespaces] = (_now_s(), document)
                 self._answers.move_to_end(grant.namespaces)
                 if len(self._answers) > _MOST_ANSWERS:
                     self._answers.popitem(last=False)
         return respond(document)
+
+    async def _read_once(self, request: web.Request, grant: Grant) -> dict[str, Any]:
+        if self._failure is not None and _now_s() - self._failure[0] <= SHARED_S:
+            raise self._failure[1]
+        self._failure = None
+        try:
+            return await self._read(request, grant)
+        except PenstockError as error:
+            self._failure = _now_s(), error
+            raise
 
     async def _read(self, request: web.Request, grant: Grant) -> dict[str, Any]:
         await self._types.require(())
@@ -147,7 +162,12 @@ class OverviewRoutes:
         if begin_s < self._ends_at_s:
             return
         now_s = await overview.now_s(self._pool)
-        self._ends.put(await overview.ends(self._pool, self._ends.wanted_s(now_s)), now_s)
+        until_s = 0.0
+        # A gateway that has just begun reads 15 minutes, and keeps each if a later one fails.
+        while until_s <= now_s:
+            since_s = self._ends.wanted_s(now_s)
+            until_s = since_s + _READ_S
+            self._ends.put(await overview.ends(self._pool, since_s, until_s), until_s, now_s)
         self._ends_s = now_s
         self._ends_at_s = _now_s() + max(SHARED_S, _PAUSES * (_now_s() - begin_s))
 

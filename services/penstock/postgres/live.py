@@ -20,6 +20,16 @@ async def versions(executor: Any, topics: Collection[str]) -> dict[str, str]:
     return {topic: str(await fetchval(executor, f"live.{topic}")) for topic in topics}
 
 
+async def flow_names(executor: Any, ids: Sequence[int]) -> dict[int, str]:
+    """The definitions' names of flows by id; without those that do not exist.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    rows = await fetch(executor, "live.flow_names", list(ids)) if ids else []
+    return {row["id"]: row["name"] for row in rows}
+
+
 async def versions_by_id(executor: Any, kind: str, ids: Sequence[int]) -> dict[str, str]:
     """The versions of tasks or flows as topics; without those that do not exist.
 

@@ -20,13 +20,13 @@ async def now_s(executor: Any) -> float:
     return float(await fetchval(executor, "overview.now"))
 
 
-async def ends(executor: Any, since_s: float) -> list[Ends]:
-    """The ends of tasks since a moment, in parts of `PART_S`.
+async def ends(executor: Any, since_s: float, until_s: float) -> list[Ends]:
+    """The ends of tasks between two moments, in parts of `PART_S`.
 
     Raises:
         PostgresUnavailable: no server.
     """
-    rows = await fetch(executor, "overview.ends", since_s, float(PART_S))
+    rows = await fetch(executor, "overview.ends", since_s, float(PART_S), until_s)
     return [Ends(*row) for row in rows]
 
 

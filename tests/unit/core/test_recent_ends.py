@@ -24,6 +24,7 @@ def test_each_minute_has_its_ends_by_outcome():
             Ends("a", "quarantined", part, 1),
             Ends("b", "cancelled", part - 6, 2),
         ],
+        NOW_S + 1,
         NOW_S,
     )
     found = ends.minutes(NOW_S, everything)
@@ -45,7 +46,7 @@ def test_no_end_is_lost_or_counted_twice(happened, pauses):
         visible = [NOW_S + at for at, late in happened if NOW_S + at + late <= now_s]
         since = ends.wanted_s(now_s)
         counted = Counter(int(at // PART_S) for at in visible if since <= at)
-        ends.put([Ends("a", "succeeded", part, tasks) for part, tasks in counted.items()], now_s)
+        ends.put([Ends("a", "succeeded", part, tasks) for part, tasks in counted.items()], now_s + 1, now_s)
         found = ends.minutes(now_s, everything)
         first = found[0][0]
         assert sum(counts["succeeded"] for _, counts in found) == sum(first <= at for at in visible)

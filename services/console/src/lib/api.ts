@@ -19,6 +19,8 @@ type Method = "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
 type Route = keyof Answers;
 type RouteOf<M extends Method> = Extract<Route, `${M} ${string}`>;
 
+const TIMEOUT_MS = 60_000;
+
 const hooks = { csrf: "", signedOut: () => {} };
 
 /** Sets the token that changes carry, and what happens when the session has ended. */
@@ -49,18 +51,20 @@ async function request(
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (method !== "GET" && hooks.csrf) headers["X-Penstock-CSRF"] = hooks.csrf;
   let response: Response;
+  const signals = [AbortSignal.timeout(TIMEOUT_MS), ...(signal ? [signal] : [])];
   try {
     response = await fetch(path, {
       method,
       headers,
-      signal: signal ?? null,
+      signal: AbortSignal.any(signals),
       body: body === undefined ? null : JSON.stringify(body),
     });
+    // A gateway that ends in the middle of an answer is as one that does not answer.
+    if (response.ok) return response.status === 204 ? null : await response.json();
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new ApiError(0, "No answer", "The gateway does not answer. The console tries again.");
   }
-  if (response.ok) return response.status === 204 ? null : await response.json();
   if (response.status === 401 && path !== "/session") hooks.signedOut();
   const problem = (await response.json().catch(() => ({}))) as Partial<Problem>;
   throw new ApiError(

@@ -70,7 +70,10 @@ export function resource<T>(
       },
       (error: unknown) => {
         if (controller.signal.aborted) return;
-        if (!(error instanceof ApiError)) throw error;
+        if (!(error instanceof ApiError)) {
+          ended();
+          throw error;
+        }
         result.error = error;
         ended();
       },

@@ -1,9 +1,9 @@
 """The live stream of the console: server-sent events that name what has changed.
 
 What this module guarantees: PostgreSQL is asked once for all streams, and only for what a stream
-watches. A stream of some namespaces learns nothing of others: it names its lists every five seconds,
-whether they have changed or not. A stream ends with its session or key. It waits for its client
-alone. While PostgreSQL is away streams stay open, and send `resync` afterwards.
+watches. A stream of some namespaces learns nothing of others: it names its lists every five
+seconds, whether they have changed or not. A stream ends with its session or key. It waits for its
+client alone. While PostgreSQL is away streams stay open, and send `resync` afterwards.
 """
 
 from __future__ import annotations

@@ -416,6 +416,25 @@ async def test_an_outage_keeps_what_is_on_the_screen(site: Site, page: Page, wat
     await expect(page.get_by_role("alert")).to_have_count(0)
 
 
+@pytest.mark.long
+async def test_an_operation_changes_what_its_dry_run_has_counted(site: Site, page: Page) -> None:
+    """Also when the address has changed under the dialog."""
+    await show(page, site, "/tasks?type=idle")
+    await page.get_by_label("Type", exact=True).fill("broken")
+    await page.get_by_role("button", name="Filter", exact=True).click()
+    await expect(page.get_by_label("Tasks").locator("tbody tr")).to_have_count(5)
+    await page.get_by_role("group", name="All tasks that match").get_by_role("button", name="recover").click()
+    confirm = page.get_by_role("dialog").get_by_role("button", name="recover 5 tasks")
+    await expect(confirm).to_be_enabled()
+    await page.go_back()
+    await expect(page).to_have_url(f"{site.url}/console/tasks?type=idle")
+    # Keys of the page do nothing under a dialog.
+    await page.keyboard.press("g")
+    await page.keyboard.press("o")
+    await confirm.click()
+    await site.until("SELECT filter ->> 'type' = 'broken' FROM audit ORDER BY seq DESC LIMIT 1")
+
+
 def test_names_of_pictures_are_those_of_screens() -> None:
     """The docs show what the tests have written."""
     site: Any = SimpleNamespace(ids=defaultdict(int))

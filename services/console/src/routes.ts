@@ -65,7 +65,11 @@ export function screenOf(path: string): { screen: AnyScreen; names: Record<strin
     const fits = wanted.every((part, index) => {
       const given = parts[index] ?? "";
       if (!part.startsWith(":")) return part === given;
-      names[part.slice(1)] = decodeURIComponent(given);
+      try {
+        names[part.slice(1)] = decodeURIComponent(given);
+      } catch {
+        return false;
+      }
       return given !== "";
     });
     if (fits) return { screen, names };

@@ -63,8 +63,14 @@ async function request(
     if (response.ok) return response.status === 204 ? null : await response.json();
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, "No answer", "The gateway does not answer. The console tries again.");
+    const text =
+      method === "GET"
+        ? "The gateway does not answer. The console tries again."
+        : "The gateway did not answer, so the change may be made or not: look before you repeat it.";
+    throw new ApiError(0, "No answer", text);
   }
+  // Another tab may have begun another session, with another token.
+  if (response.status === 403 && method !== "GET") hooks.signedOut();
   if (response.status === 401 && path !== "/session") hooks.signedOut();
   const problem = (await response.json().catch(() => ({}))) as Partial<Problem>;
   throw new ApiError(

@@ -56,7 +56,10 @@ export function bytes(size: number): string {
 }
 
 /** The moment of a field for date and time, which has the browser's zone; empty without one. */
-export const moment = (text: string): string => (text ? new Date(text).toISOString() : "");
+export function moment(text: string): string {
+  const at = Date.parse(text);
+  return Number.isNaN(at) ? "" : new Date(at).toISOString();
+}
 
 export const percent = (fraction: number): string => `${Math.round(fraction * 100)} %`;
 

@@ -21,6 +21,8 @@ export function onKey(keys: string, run: Handler): () => void {
 
 /** Handles a key of the whole page. */
 export function handleKey(event: KeyboardEvent): void {
+  // A dialog is about what was chosen before it opened.
+  if (document.querySelector("dialog[open]")) return;
   if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
   const keys = pending ? `${pending} ${event.key}` : event.key;
   clearTimeout(timer);

@@ -24,6 +24,8 @@ class Location {
     const anchor = (event.target as Element | null)?.closest("a");
     if (!anchor || anchor.target || anchor.hasAttribute("download")) return;
     if (anchor.origin !== location.origin || !anchor.pathname.startsWith(`${BASE}/`)) return;
+    const isHere = anchor.pathname === location.pathname && anchor.search === location.search;
+    if (anchor.hash && isHere) return;
     event.preventDefault();
     this.#push(anchor.pathname + anchor.search);
   }

@@ -51,8 +51,11 @@ class Session {
   }
 
   async signOut(): Promise<void> {
-    await send("DELETE");
-    await this.load();
+    try {
+      await send("DELETE");
+    } finally {
+      await this.load();
+    }
   }
 
   #set(answer: SessionAnswer): void {
@@ -83,7 +86,7 @@ async function send(method: "GET" | "POST" | "DELETE", body?: unknown): Promise<
     throw new ApiError(0, "No answer", "The gateway does not answer. The console tries again.");
   }
   if (response.status === 204) return session.answer as SessionAnswer;
-  const answer = await response.json();
+  const answer = await response.json().catch(() => ({ title: "No answer of a gateway", detail: `The server answers ${response.status}.` }));
   if (!response.ok) throw new ApiError(response.status, answer.title, answer.detail);
   return answer as SessionAnswer;
 }

@@ -129,8 +129,8 @@ async def fill(dsn: str, tasks: int) -> None:
     """Inserts ended tasks, as a deployment has after some days."""
     connection = await asyncpg.connect(dsn, server_settings={"search_path": "penstock"})
     await connection.execute(
-        "INSERT INTO task (type, state, stage, priority, context_type, context, created_at, updated_at, finished_at)"
-        " SELECT 'old', 'succeeded', 'start', 2, 'json', '1', now() - make_interval(secs => n),"
+        "INSERT INTO task (type, state, stage, priority, content_type, context, created_at, updated_at, finished_at)"
+        " SELECT 'old', 'succeeded', 'start', 2, 'json', '1'::bytea, now() - make_interval(secs => n),"
         " now() - make_interval(secs => n), now() - make_interval(secs => n) FROM generate_series(1, $1::int) AS n",
         tasks,
         timeout=600,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
@@ -34,6 +35,13 @@ from penstock.worker import (
 )
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """A pipeline that an earlier test has not closed gives the level of the root logger back when
+    it is collected, which must not be in the middle of this test."""
+    gc.collect()
 
 
 @pytest.fixture

@@ -95,12 +95,11 @@ class Site:
         for _ in range(_CHANGES):
             task = int((await self.post("/tasks", {"type": "idle", "context": 1}))["id"])
             async with self._http.get(f"/live?topics=task:{task}", timeout=None) as stream:
-                # The first look learns the version.
-                await asyncio.sleep(0.6)
+                # The first look at a task is an event, too.
+                await _changed(stream)
                 await self.post(f"/tasks/{task}/cancel", {})
                 begin_s = time.perf_counter()
-                while not (await stream.content.readline()).startswith(b"event: changed"):
-                    pass
+                await _changed(stream)
                 found.append((time.perf_counter() - begin_s) * 1000)
         return found
 
@@ -123,6 +122,12 @@ class Site:
             )
             readers += [asyncio.ensure_future(read(stream)) for stream in opened]
         return readers
+
+
+async def _changed(stream: aiohttp.ClientResponse) -> None:
+    """Returns with the next event of a stream."""
+    while not (await stream.content.readline()).startswith(b"event: changed"):
+        pass
 
 
 async def fill(dsn: str, tasks: int) -> None:

@@ -10,7 +10,9 @@ The release loop goes on meanwhile, also for the same type. A withdrawal ends wh
 lost, and a type is transferred only when none is under way.
 
 When in doubt, a record stays: while Kafka does not answer, while another transaction locks the
-task, and where task-sync may not read or delete records of ready topics.
+task, while the attempt is running although no worker has taken its record (in an outage a claim
+may reach Kafka without a worker that knows it), and where task-sync may not read or delete records
+of ready topics.
 """
 
 from __future__ import annotations
@@ -137,7 +139,7 @@ class Withdrawal(Background):
             for tp, records in unread.items()
         }
         wanted = [attempt_id for found in attempts.values() for _offset, attempt_id in found]
-        moved, locked = await release.withdraw(self._session, wanted) if wanted else (set(), set())
+        moved, needed = await release.withdraw(self._session, wanted) if wanted else (set(), set())
         topic.window.discard(moved)
         topic.withdrawn += len(moved)
         topic.may_have_ready = topic.may_have_ready or bool(moved)
@@ -152,7 +154,7 @@ class Withdrawal(Background):
                 },
             )
         for tp, records in unread.items():
-            kept = [offset for offset, attempt_id in attempts[tp] if attempt_id in locked]
+            kept = [offset for offset, attempt_id in attempts[tp] if attempt_id in needed]
             await self._delete(topic, tp, records, kept, ends[tp.partition], has_tasks=bool(attempts[tp]))
 
     async def _delete(

@@ -125,7 +125,7 @@ def claims_of(
     for ready in claimed:
         terms = LeaseTerms(ready.lease_ms, limits.get(ready.fence.stage))
         begun = ready.isolation is None or not isolates
-        groups[begun].append((ready.fence.attempt_id, terms))
+        groups[begun].append((ready.attempt_id, terms))
     return [
         claim
         for begun, attempts in groups.items()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from penstock.contracts.context import Context
+from penstock.core.attempt import AttemptId
 from penstock.core.completion import Fence
 from penstock.core.suspects import Isolation
 from penstock.core.task import Priority
@@ -46,6 +47,7 @@ class ReadyTask:
         traceparent: of the parent of the attempt's span; None when the task is not traced.
         isolation: how to run a task whose stage has lost a worker; None for all others.
         token: proves reports about the attempt on Kafka; None when the platform asks for none.
+        attempt_id: the attempt without its stage; a worker looks it up a dozen times.
     """
 
     fence: Fence
@@ -57,6 +59,10 @@ class ReadyTask:
     traceparent: str | None = None
     isolation: Isolation | None = None
     token: str | None = None
+    attempt_id: AttemptId = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.attempt_id = self.fence.attempt_id
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON object of the record."""

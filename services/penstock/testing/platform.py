@@ -167,7 +167,7 @@ class Platform:
         return self.changes > before
 
     def _claim(self, ready: ReadyTask) -> None:
-        attempt_id = ready.fence.attempt_id
+        attempt_id = ready.attempt_id
         ended = self.tasks.get(attempt_id.task_id).attempts[-MOST_ATTEMPTS:]
         if len(ended) == MOST_ATTEMPTS and ended[0]["finished_at"] == self._clock.now:
             raise NoEnd(

@@ -161,13 +161,13 @@ class Backlog:
     def begin(self, ready: ReadyTask, now_s: float) -> None:
         """Counts an attempt that begins for the limit of its stage."""
         if (stage := self._of(ready)) is not None:
-            stage.begin(ready.fence.attempt_id, now_s)
+            stage.begin(ready.attempt_id, now_s)
 
     def end(self, ready: ReadyTask, now_s: float) -> bool:
         """Counts it no longer; returns whether its stage has a limit."""
         if (stage := self._of(ready)) is None:
             return False
-        stage.end(ready.fence.attempt_id, now_s)
+        stage.end(ready.attempt_id, now_s)
         return True
 
     def _of(self, ready: ReadyTask) -> LimitedStage | None:

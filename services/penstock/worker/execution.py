@@ -159,7 +159,7 @@ class Execution:
 
     async def _logged(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt; its log ends with its result."""
-        run_log = self._logs.begin(ready.fence.attempt_id, ready.token) if self._logs is not None else None
+        run_log = self._logs.begin(ready.attempt_id, ready.token) if self._logs is not None else None
 
         def abandon_logged(result: StageResult) -> None:
             result = without_secrets(result, self._redact)

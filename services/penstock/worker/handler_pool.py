@@ -200,7 +200,7 @@ class HandlerPool:
         await self._failed
 
     async def _run(self, ready: ReadyTask) -> None:
-        attempt_id = ready.fence.attempt_id
+        attempt_id = ready.attempt_id
 
         def abandon(result: StageResult) -> None:
             assert result.error is not None
@@ -258,7 +258,7 @@ class HandlerPool:
         ):
             # From now on, since another attempt could begin before the platform knows.
             self._backlog.begin(suspect, asyncio.get_running_loop().time())
-            self._platform.announce(suspect.fence.attempt_id)
+            self._platform.announce(suspect.attempt_id)
         while (
             self._has_room()
             and not self._suspects.blocks_others
@@ -335,7 +335,7 @@ class HandlerPool:
         if self._backlog.has_limits:
             self._backlog.begin(ready, self._moved_s)
         task = asyncio.create_task(self._run(ready), context=self._context.copy())
-        self._running[ready.fence.attempt_id] = (task, ready)
+        self._running[ready.attempt_id] = (task, ready)
         task.add_done_callback(partial(self._on_done, ready), context=self._context)
 
     def _on_ended(self, ready: ReadyTask) -> None:
@@ -347,7 +347,7 @@ class HandlerPool:
         # Not before a handler that was dropped has ended: its stage may allow no other beside it.
         self._on_ended(ready)
         if task.cancelled():
-            attempt_id = ready.fence.attempt_id
+            attempt_id = ready.attempt_id
             if not self._closed and attempt_id in self._running:
                 # Neither `drop` nor `drain` cancelled it, so its handler did.
                 self._settle(attempt_id, self._execution.cancelled_itself(ready))

@@ -18,7 +18,7 @@ class HeldTokens:
     def add(self, ready: ReadyTask) -> None:
         """Keeps the token of an attempt, if it has one."""
         if ready.token is not None:
-            self._tokens[ready.fence.attempt_id] = ready.token
+            self._tokens[ready.attempt_id] = ready.token
 
     def drop(self, attempt_ids: Iterable[AttemptId]) -> None:
         """Forgets attempts of which nothing more is reported."""
@@ -28,7 +28,8 @@ class HeldTokens:
     def copy(self, attempt_ids: Iterable[AttemptId]) -> HeldTokens:
         """The tokens of these attempts, as of now."""
         found = HeldTokens()
-        found._tokens = {each: self._tokens[each] for each in attempt_ids if each in self._tokens}
+        if self._tokens:
+            found._tokens = {each: self._tokens[each] for each in attempt_ids if each in self._tokens}
         return found
 
     def headers(self, attempt_ids: Iterable[AttemptId]) -> list[tuple[str, bytes]]:

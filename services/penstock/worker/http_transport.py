@@ -279,7 +279,7 @@ class HttpPuller:
             return
         self._unanswered = None
         claimed = [ReadyTask.from_wire(raw) for raw in body["tasks"]]
-        claimed = [ready for ready in claimed if ready.fence.attempt_id not in self._in_flight]
+        claimed = [ready for ready in claimed if ready.attempt_id not in self._in_flight]
         if claimed:
             self._in_flight.add(claimed, reservation)
             # Leases count from the gateway's claim, which lies between the request and the answer.

@@ -153,8 +153,8 @@ class InFlight:
         """Adds claimed attempts, which use up the room that was reserved for them."""
         before = len(self._attempts)
         for ready in claimed:
-            if ready.fence.attempt_id not in self._attempts:
-                self._attempts[ready.fence.attempt_id] = ready.type
+            if ready.attempt_id not in self._attempts:
+                self._attempts[ready.attempt_id] = ready.type
                 self._held[ready.type] += 1
                 self._tokens.add(ready)
         if reservation is not None:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, ParamSpec
 
@@ -108,7 +109,8 @@ class LogBuffer:
         self._worker_id = worker_id
         self._wake = wake
         self._prefix = os.urandom(4).hex()
-        self._count = 0
+        # Its next number is taken by one instruction, so threads need no lock.
+        self._numbers = count(1)
         self._lock = threading.Lock()
         # Runs that have something to ship, in the order in which that began.
         self._waiting: dict[RunLog, None] = {}
@@ -123,9 +125,7 @@ class LogBuffer:
 
     def begin(self, attempt_id: AttemptId, token: str | None = None) -> RunLog:
         """The log of a run that begins, and the token of its attempt."""
-        with self._lock:
-            self._count += 1
-            return RunLog(self, RunId(*attempt_id, f"{self._prefix}-{self._count:x}"), token)
+        return RunLog(self, RunId(*attempt_id, f"{self._prefix}-{next(self._numbers):x}"), token)
 
     def take(self, most_bytes: int) -> list[Chunk]:
         """Removes lines for one flush, without secrets: at most `RUN_BYTES` of each run."""
@@ -229,14 +229,16 @@ class LogBuffer:
         with self._lock:
             if run.how_ended is not None:
                 return
+            if not run.logged:
+                # Nothing was shipped, so nothing is to end.
+                run.how_ended = how
+                return
             now_ms = _now_ms()
             run.flush_partials(now_ms, every=True)
             run.lines.end(now_ms)
             self._account(run)
             run.how_ended = how
-            # A run without lines needs no end: nothing was shipped.
-            if run.logged:
-                self._await(run, urgent=True)
+            self._await(run, urgent=True)
 
     def _account(self, run: RunLog) -> None:
         size, ready = run.lines.size_bytes, run.lines.ready_bytes
@@ -277,11 +279,11 @@ class RunLog:
 
     __slots__ = (
         "_buffer",
+        "_lines_kept",
         "_progress_due_s",
         "counted",
         "how_ended",
         "id",
-        "lines",
         "logged",
         "partials",
         "progress",
@@ -291,7 +293,8 @@ class RunLog:
     def __init__(self, buffer: LogBuffer, id_: RunId, token: str | None) -> None:
         self.id = id_
         self.token = token
-        self.lines = RunBuffer(time.monotonic())
+        # None before the first line: most runs of quick stages have none.
+        self._lines_kept: RunBuffer | None = None
         # The last line of each stream, while it has no line feed.
         self.partials: dict[str, str] = {}
         # The last report of progress that is not a line yet, and its time in milliseconds.
@@ -302,6 +305,13 @@ class RunLog:
         self.counted = 0, 0
         self.logged = False
         self._buffer = buffer
+
+    @property
+    def lines(self) -> RunBuffer:
+        """The lines that are not in a chunk yet."""
+        if self._lines_kept is None:
+            self._lines_kept = RunBuffer(time.monotonic())
+        return self._lines_kept
 
     @_never_raises
     def add(

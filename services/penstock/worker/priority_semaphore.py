@@ -35,12 +35,12 @@ class PriorityQueue:
     def add(self, ready: ReadyTask) -> None:
         """Adds an attempt."""
         heapq.heappush(self._heap, (ready.priority, next(self._numbers), ready))
-        self._waiting.add(ready.fence.attempt_id)
+        self._waiting.add(ready.attempt_id)
 
     def take(self) -> ReadyTask:
         """Removes and returns the first attempt; the queue must not be empty."""
         ready = heapq.heappop(self._heap)[2]
-        self._waiting.discard(ready.fence.attempt_id)
+        self._waiting.discard(ready.attempt_id)
         return ready
 
     @property
@@ -53,7 +53,7 @@ class PriorityQueue:
         if count < 1:
             return []
         last = [entry[2] for entry in heapq.nlargest(count, self._heap, key=lambda entry: entry[:2])]
-        self.drop({ready.fence.attempt_id for ready in last})
+        self.drop({ready.attempt_id for ready in last})
         return last[::-1]
 
     def drop(self, attempt_ids: Collection[AttemptId]) -> None:

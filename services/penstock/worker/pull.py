@@ -290,7 +290,7 @@ class Member:
         finally:
             # Start them also when Kafka is unavailable or the worker stops: claimed attempts are
             # run or handed back. Attempts that were revoked or lost meanwhile are left out.
-            if wanted := [ready for ready in tasks if ready.fence.attempt_id in self._in_flight]:
+            if wanted := [ready for ready in tasks if ready.attempt_id in self._in_flight]:
                 self._start(wanted)
 
     def _add(
@@ -306,11 +306,11 @@ class Member:
                 self._taken += len(records)
             for record in records:
                 ready = ready_task(record, self._type)
-                attempt_id = None if ready is None else ready.fence.attempt_id
+                attempt_id = None if ready is None else ready.attempt_id
                 read.append((partition, record.offset, attempt_id))
                 # A rebalance repeats records, and after a crash a record may be there twice.
-                if ready is not None and ready.fence.attempt_id not in self._in_flight:
-                    tasks[ready.fence.attempt_id] = ready
+                if ready is not None and ready.attempt_id not in self._in_flight:
+                    tasks[ready.attempt_id] = ready
                     oldest_ms = min(oldest_ms, record.timestamp)
         self._in_flight.add(tasks.values(), reservation)
         self._unclaimed.add(tasks.values())

@@ -196,8 +196,13 @@ class ResultSender:
         await self._transport.send_heartbeat(Heartbeat(Kind.RELEASE, self._worker_id, 0, list(attempt_ids)))
 
     def _without_lost(self, results: Sequence[StageResult]) -> list[StageResult]:
-        in_flight = self._still_in_flight([result.fence.attempt_id for result in results])
-        batch = [result for result in results if result.fence.attempt_id in in_flight]
+        attempt_ids = [result.fence.attempt_id for result in results]
+        in_flight = self._still_in_flight(attempt_ids)
+        batch = [
+            result
+            for result, attempt_id in zip(results, attempt_ids, strict=True)
+            if attempt_id in in_flight
+        ]
         if len(batch) < len(results):
             log.info(
                 "Results of lost attempts are not sent",

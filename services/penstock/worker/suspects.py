@@ -35,8 +35,8 @@ class Suspects:
     def add(self, ready: ReadyTask) -> None:
         """Adds a suspect."""
         assert ready.isolation is not None
-        self._waiting[ready.fence.attempt_id] = ready
-        self._queue.add(ready.fence.attempt_id, ready.isolation)
+        self._waiting[ready.attempt_id] = ready
+        self._queue.add(ready.attempt_id, ready.isolation)
 
     def take(self, running: int, may_begin: Callable[[ReadyTask], bool]) -> ReadyTask | None:
         """Gives a turn to the next suspect, if it may begin; see `SuspectQueue.take`."""

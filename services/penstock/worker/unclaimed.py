@@ -81,7 +81,7 @@ class UnclaimedAttempts:
         """Adds attempts whose records were taken."""
         now_s = self._clock()
         for ready in tasks:
-            self._entries[ready.fence.attempt_id] = _Entry(ready, now_s)
+            self._entries[ready.attempt_id] = _Entry(ready, now_s)
             self._added.set()
 
     def end(self, attempt_ids: Iterable[AttemptId]) -> set[AttemptId]:
@@ -129,7 +129,7 @@ class UnclaimedAttempts:
         await asyncio.gather(*map(self._transport.try_heartbeat, claims))
         for entry in entries:
             if not entry.lost:
-                self._entries.pop(entry.ready.fence.attempt_id, None)
+                self._entries.pop(entry.ready.attempt_id, None)
 
     def _claims(self, entries: Iterable[_Entry]) -> list[Heartbeat]:
         by_type: defaultdict[str, list[ReadyTask]] = defaultdict(list)

@@ -95,6 +95,21 @@ class Case:
         return ", ".join([f"{self.waiting:,} waiting", *more])
 
 
+class Cost:
+    """The CPU time of tasks from now on: of all processes, and of PostgreSQL."""
+
+    def __init__(self, loop: Whole) -> None:
+        self._all = CpuMeter(loop.pids)
+        self._postgres = CpuMeter([loop.deployment.processes["postgres"]])
+
+    def of(self, tasks: int) -> Figures:
+        """Milliseconds a task."""
+        return {
+            "CPU ms/task": self._all.seconds() * 1000 / tasks,
+            "PostgreSQL ms/task": self._postgres.seconds() * 1000 / tasks,
+        }
+
+
 def queries() -> dict[str, str]:
     """Returns the statements of growth.sql by name."""
     parts = SQL.read_text().split("-- name: ")[1:]
@@ -166,33 +181,33 @@ async def paced(loop: Whole, client: Client, rate: float, seconds: float) -> Fig
     async def one() -> None:
         await client.submit(MEASURED, {"at": time.time(), "pad": PADDING})
 
-    since, meter = await now(loop), CpuMeter(loop.pids)
+    since, cost = await now(loop), Cost(loop)
     count = await at_rate(rate, seconds, one)
     await succeeded(loop, MEASURED, count, since)
-    used = meter.seconds() * 1000 / count
+    used = cost.of(count)
     rows = await loop.connection.fetch(queries()["latencies"], MEASURED, since)
     took_ms = [row["ms"] for row in rows]
-    return {"CPU ms/task": used, "p50 (ms)": percentile(took_ms, 0.5), "p99 (ms)": percentile(took_ms, 0.99)}
+    return {**used, "p50 (ms)": percentile(took_ms, 0.5), "p99 (ms)": percentile(took_ms, 0.99)}
 
 
 async def full(loop: Whole, tasks: int) -> Figures:
     """Submits all at once; returns the cost of a task and the rate."""
-    since, meter, begin = await now(loop), CpuMeter(loop.pids), time.perf_counter()
+    since, cost, begin = await now(loop), Cost(loop), time.perf_counter()
     await submit(loop, tasks)
     await succeeded(loop, MEASURED, tasks, since)
     took = time.perf_counter() - begin
-    return {"CPU ms/task": meter.seconds() * 1000 / tasks, "tasks/s": tasks / took}
+    return {**cost.of(tasks), "tasks/s": tasks / took}
 
 
 async def drained(loop: Whole, tasks: int) -> Figures:
     """Inserts the tasks ahead of all that wait, and ends the pause of their type."""
     await loop.connection.execute(queries()["waiting"], WAITING, tasks, *AHEAD, timeout=None)
     await loop.connection.execute("VACUUM (ANALYZE) penstock.task", timeout=None)
-    since, meter, begin = await now(loop), CpuMeter(loop.pids), time.perf_counter()
+    since, cost, begin = await now(loop), Cost(loop), time.perf_counter()
     await pause(loop.deployment, paused=False)
     await succeeded(loop, WAITING, tasks, since)
     took = time.perf_counter() - begin
-    return {"CPU ms/task": meter.seconds() * 1000 / tasks, "tasks/s": tasks / took}
+    return {**cost.of(tasks), "tasks/s": tasks / took}
 
 
 async def measure(case: Case, tasks: int, rate: float, seconds: float) -> Figures:
@@ -263,25 +278,35 @@ def medians(measured: Sequence[tuple[str, Figures]]) -> dict[str, Figures]:
         by_row.setdefault(name, []).append(figures)
     return {
         name: {
-            key: round(median(one[key] for one in some), 0 if key.endswith("tasks/s") else 3)
+            key: round(median(one[key] for one in some), None if key.endswith("tasks/s") else 3)
             for key in some[0]
         }
         for name, some in by_row.items()
     }
 
 
-async def run(given: argparse.Namespace) -> list[tuple[str, Figures]]:
-    """Measures in turn; returns the rows in the order of their measurement."""
+async def run(given: argparse.Namespace) -> AsyncIterator[tuple[str, Figures]]:
+    """Measures in turn; returns each row when it is measured."""
     if given.steady:
-        return list((await measure_steady(Case(), given.rate, given.steady)).items())
-    found: list[tuple[str, Figures]] = []
+        for name, figures in (await measure_steady(Case(), given.rate, given.steady)).items():
+            yield name, figures
+        return
     all_cases = cases(given.waiting, given.ended, given.history)
     for _ in range(given.rounds):
         for case in all_cases if given.only is None else [all_cases[number] for number in given.only]:
             figures = await measure(case, given.tasks, given.rate, given.seconds)
-            found.append((case.name, figures))
             print(f"{case.name}: {', '.join(f'{figures[key]:.3f}' for key in CPU)} ms", file=sys.stderr)
-    return found
+            yield case.name, figures
+
+
+async def collect(given: argparse.Namespace) -> list[tuple[str, Figures]]:
+    """All measurements, with those that the file of pieces has from earlier runs."""
+    if given.pieces is None:
+        return [row async for row in run(given)]
+    async for row in run(given):
+        with given.pieces.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+    return [(name, figures) for name, figures in map(json.loads, given.pieces.read_text().splitlines())]
 
 
 def main() -> int:
@@ -300,12 +325,7 @@ def main() -> int:
     parser.add_argument("--steady", type=float, help="seconds of steady load, in place of the cases")
     parser.add_argument("--pieces", type=Path, help="file that keeps the measurements of several runs")
     given = parser.parse_args()
-    measured = asyncio.run(run(given))
-    if given.pieces:
-        with given.pieces.open("a") as file:
-            file.writelines(json.dumps(each) + "\n" for each in measured)
-        measured = [(name, row) for name, row in map(json.loads, given.pieces.read_text().splitlines())]
-    figures = medians(measured)
+    figures = medians(asyncio.run(collect(given)))
     return report("growth", figures, claims(figures))
 
 

@@ -20,8 +20,8 @@ measurements of tasks with three no-op stages:
 reports each tenth.
 
 The CPU is that of all processes but the benchmark. With `--pieces FILE` each measurement is added
-to a file and the report covers all in it, so that a run can be done in pieces: `--only 0 2` runs
-the first and the third case.
+to a file and the report covers all in it, so that a run can be done in pieces. `--only 0 2` runs
+the first and the third case, and `--rounds 0` reports without a further measurement.
 """
 
 from __future__ import annotations

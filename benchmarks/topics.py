@@ -125,7 +125,7 @@ def records_a_batch(found: Sequence[Batch]) -> Figures:
 
 
 def recompressed(found: Sequence[Batch], tasks: int, one: Codec) -> Figures:
-    """What a codec would leave, in bytes a task, and its CPU in microseconds a task."""
+    """Bytes a task that a codec would leave, and its CPU in microseconds a task."""
     chosen = [batch for batch in found if batch.topic in COMPRESSED]
     begin = time.process_time()
     small = [one.compress(batch.records) for batch in chosen]

@@ -272,14 +272,14 @@ def claims(figures: Mapping[str, Figures]) -> dict[str, tuple[str, bool]]:
 
 
 def medians(measured: Sequence[tuple[str, Figures]]) -> dict[str, Figures]:
-    """The median of each figure, by row."""
+    """The median of each figure, by row; a piece of an earlier version may lack some."""
     by_row: dict[str, list[Figures]] = {}
     for name, figures in measured:
         by_row.setdefault(name, []).append(figures)
     return {
         name: {
-            key: round(median(one[key] for one in some), None if key.endswith("tasks/s") else 3)
-            for key in some[0]
+            key: round(median(one[key] for one in some if key in one), None if key.endswith("tasks/s") else 3)
+            for key in max(some, key=len)
         }
         for name, some in by_row.items()
     }

@@ -60,7 +60,7 @@ load: $(INSTALLED) ## runs the throughput and latency benchmarks
 load-callbacks: $(INSTALLED) ## the callbacks service under load in full: unresponsive, recovering; writes benchmarks/results/callbacks-load.json
 	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load -v
 
-bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-results, bench-callbacks, bench-console, bench-ingest, bench-logs, bench-rates, bench-scaling; writes benchmarks/results/NAME.json
+bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-results, bench-callbacks, bench-console, bench-growth, bench-ingest, bench-logs, bench-rates, bench-scaling, bench-topics; writes benchmarks/results/NAME.json
 	@$(BIN)/python -m benchmarks.$* $(ARGS)
 
 bench-claims: $(INSTALLED) ## compares claim contention with other designs; installs Redis and a plotter first

@@ -221,15 +221,16 @@ async def run_side_by_side(loops: Sequence[Whole], tasks: int) -> float:
 async def measure_deployments(tasks: int, delay_ms: float) -> dict[str, float]:
     """Tasks a second of one deployment, and of two on the same broker."""
     found: dict[str, float] = {}
-    for name, count, server_count in (
-        ("one deployment", 1, 1),
-        ("two, databases of one server", 2, 1),
-        ("two, a server each", 2, 2),
+    for name, count, server_count, each_ms in (
+        ("one deployment, no delay", 1, 1, 0.0),
+        ("one deployment", 1, 1, delay_ms),
+        ("two, databases of one server", 2, 1, delay_ms),
+        ("two, a server each", 2, 2, delay_ms),
     ):
         async with AsyncExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
             shared = await stack.enter_async_context(Deployment(servers_only(folder / "shared")))
-            started = await stack.enter_async_context(servers(server_count, delay_ms))
+            started = await stack.enter_async_context(servers(server_count, each_ms))
             loops = []
             for number in range(count):
                 server = started[number % server_count]

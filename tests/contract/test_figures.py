@@ -96,6 +96,22 @@ def test_the_table_of_replicas_is_that_of_the_result_file() -> None:
         assert f"| {name} | {' | '.join(cells)} | {values['at rest, ms/s']:.0f} |" in page
 
 
+def test_the_comparison_says_what_the_result_files_say() -> None:
+    """O14: the ratios to Celery, and the cost by load, are those that the benchmarks found last."""
+    page = (ROOT / "docs" / "explanation" / "comparison.md").read_text()
+    peers, scaling = figures("peers"), figures("scaling")
+    ratios = [
+        peers[f"Penstock, {way}"][rate]["CPU ms"]["all"] / peers["Celery on Redis"][rate]["CPU ms"]["all"]
+        for way in ("topic", "HTTP")
+        for rate in ("30", "80")
+    ]
+    assert f"Penstock costs {min(ratios):.1f} to {max(ratios):.1f} times" in page
+    full, quarter = scaling["1 of each"], scaling["1 of each, 1/4 of the load"]
+    assert f"{full['CPU ms/task']:.2f} ms of CPU for a task of three stages under full load" in page
+    assert f"and {quarter['CPU ms/task']:.2f} ms at a quarter of it" in page
+    assert f"used {full['at rest, ms/s'] / 1000:.2f} s of CPU a second" in page
+
+
 def test_the_page_of_ceilings_has_figures_of_its_result_file() -> None:
     """O14: the figures of one task and of commits are those that `make bench-ceilings` found."""
     page = (ROOT / "docs" / "explanation" / "ceilings.md").read_text()

@@ -1,4 +1,4 @@
-"""What bounds a deployment: log, commits and rows of PostgreSQL, its lock of notifications, CPU.
+"""Bounds of a deployment: log, commits and rows of PostgreSQL, its lock of notifications, CPU.
 
     python -m benchmarks.ceilings [--tasks 6000] [--seconds 4] [--delay-ms 2] [--slow-ms 20]
 
@@ -88,7 +88,7 @@ def logged(directory: Path, begin: str, end: str) -> dict[str, tuple[int, int, i
 
 
 async def measure_log(tasks: int) -> dict[str, dict[str, float]]:
-    """What a task of three stages costs in one deployment at full speed."""
+    """Costs of a task of three stages in one deployment at full speed."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         async with Deployment(everything(folder)) as deployment, whole(deployment) as loop:

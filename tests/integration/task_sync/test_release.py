@@ -115,17 +115,21 @@ def p99(values):
     return sorted(values)[int(0.99 * (len(values) - 1))]
 
 
-@pytest.mark.parametrize(
-    ("count", "within_s", "limit_s"),
-    [
-        pytest.param(300, 3.0, 1.0, id="crowd"),
-        pytest.param(1_000, 10.0, 0.1, id="alone", marks=[pytest.mark.long, pytest.mark.alone]),
-    ],
-)
-async def test_delayed_tasks_are_released_when_they_are_due(settings, pool, count, within_s, limit_s):
-    """S4: at p99 a delayed task has its record within 100 ms after it is due, and never before.
-    A timer that writes a record says how late this machine is by itself. In the crowd of tests the
-    limit is a second."""
+async def test_delayed_tasks_are_released_when_they_are_due(settings, pool):
+    """S4: at p99 a delayed task has its record within a second after it is due, in the crowd of
+    tests, and never before."""
+    await release_delayed(settings, pool, count=300, within_s=3.0, limit_s=1.0)
+
+
+@pytest.mark.long
+@pytest.mark.alone
+async def test_delayed_tasks_are_released_within_100_ms(settings, pool):
+    """S4: at p99 a delayed task has its record within 100 ms after it is due, besides what a plain
+    timer of this machine is late."""
+    await release_delayed(settings, pool, count=1_000, within_s=10.0, limit_s=0.1)
+
+
+async def release_delayed(settings, pool, count, within_s, limit_s):
     random_ = random.Random(4)
     # No worker runs, so the window holds all tasks.
     settings = TaskSyncSettings(**{**vars(settings), "window": 2 * count, "window_floor": 2 * count})

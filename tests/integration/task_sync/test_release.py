@@ -95,15 +95,12 @@ async def test_a_sweep_finds_tasks_without_a_notification(settings, pool):
         await wait_until(lambda: pool.fetchval("SELECT count(*) = 3 FROM task WHERE state = 'queued'"))
 
 
-async def written_on_time(settings, due):
-    """Writes a record to a topic of its own at each of these times; returns how many seconds late
-    each was. What a plain timer and a plain record lose is lost by the machine."""
-    topic = f"{settings.prefix}timer"
-    await create_topics(settings, [Topic("timer", 1, -1, "")])
-    async with running(make_producer(settings)) as producer:
-        for at in due:
-            await asyncio.sleep((at - datetime.now(UTC)).total_seconds())
-            await producer.send_and_wait(topic, at.isoformat().encode())
+async def written_on_time(settings, producer, topic, due):
+    """Writes a record at each of these times; returns how many seconds late each was. What a plain
+    timer and a plain record lose is lost by the machine."""
+    for at in due:
+        await asyncio.sleep((at - datetime.now(UTC)).total_seconds())
+        await producer.send_and_wait(topic, at.isoformat().encode())
     records = await read_records(settings.kafka, topic)
     return [
         record.timestamp / 1000 - datetime.fromisoformat(record.value.decode()).timestamp()
@@ -133,13 +130,16 @@ async def release_delayed(settings, pool, count, within_s, limit_s):
     random_ = random.Random(4)
     # No worker runs, so the window holds all tasks.
     settings = TaskSyncSettings(**{**vars(settings), "window": 2 * count, "window_floor": 2 * count})
-    async with running_service(create_app(settings)):
+    await create_topics(settings, [Topic("timer", 1, -1, "")])
+    async with running_service(create_app(settings)), running(make_producer(settings)) as producer:
+        timer = f"{settings.prefix}timer"
+        await producer.send_and_wait(timer, datetime.now(UTC).isoformat().encode())
         begin = datetime.now(UTC) + timedelta(seconds=2)
         due = sorted(begin + timedelta(seconds=random_.uniform(0, within_s)) for _ in range(count))
         submissions = [Submission(type="t", context=Context.encode(None), run_at=at) for at in due]
         await tasks.submit(pool, submissions)
         assert datetime.now(UTC) < begin, "this machine is too slow to submit them in time"
-        machine_late_s = p99(await written_on_time(settings, due[::5]))
+        machine_late_s = p99(await written_on_time(settings, producer, timer, due[::5]))
         await wait_until(
             lambda: pool.fetchval(f"SELECT count(*) = {count} FROM task WHERE state = 'queued'"), every=0.5
         )

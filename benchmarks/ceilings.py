@@ -47,11 +47,6 @@ SCRIPTS = {
     "without": "INSERT INTO committed DEFAULT VALUES;",
     "with": "WITH row AS (INSERT INTO committed DEFAULT VALUES RETURNING at) SELECT pg_notify('ceilings', '') FROM row;",
 }
-WRITTEN = """
-    SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::bigint AS rows, sum(n_tup_hot_upd)::bigint AS hot
-    FROM pg_stat_user_tables
-"""
-FLUSHES = "SELECT sum(fsyncs)::bigint FROM pg_stat_io WHERE object = 'wal'"
 CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
 
 
@@ -98,35 +93,27 @@ async def measure_log(tasks: int) -> dict[str, dict[str, float]]:
             await asyncio.sleep(SETTLE_S)
             pids = {**deployment.processes, "workers": loop.workers[0].pid}
             meters = {each: CpuMeter([pid]) for each, pid in pids.items()}
-            bytes_before, flushes = topic_bytes(folder), await connection.fetchval(FLUSHES)
-            rows, begin = await connection.fetchrow(WRITTEN), await position(connection)
+            bytes_before, begin = topic_bytes(folder), await position(connection)
             await submit(loop, tasks)
             await finish(loop, WARM + tasks)
             used = {each: meter.seconds() * 1000 / tasks for each, meter in meters.items()}
             end = await position(connection)
-            # Sessions report their counts when they rest.
-            await asyncio.sleep(SETTLE_S)
-            rows_now = await connection.fetchrow(WRITTEN)
-            flushed = await connection.fetchval(FLUSHES) - flushes
             topics = topic_bytes(folder) - bytes_before
             connections = await connection.fetchval(CONNECTIONS) - 1
             found = logged(folder / "postgres", begin, end)
-    assert rows is not None
-    assert rows_now is not None
     size = sum(each[1] for each in found.values())
     images = sum(each[2] for each in found.values())
 
-    def records(prefix: str) -> int:
-        return sum(each[0] for kind, each in found.items() if kind.startswith(prefix))
+    def records(*prefixes: str) -> int:
+        return sum(each[0] for kind, each in found.items() if kind.startswith(prefixes))
 
     writes = {
         "log KiB": size / 1024,
         "log KiB of page images": images / 1024,
-        "rows": rows_now["rows"] - rows["rows"],
-        "rows updated in place (HOT)": rows_now["hot"] - rows["hot"],
-        "index entries": records("Btree/INSERT"),
+        "rows": records("Heap/INSERT", "Heap/UPDATE", "Heap/HOT_UPDATE", "Heap/DELETE"),
+        "rows updated in place (HOT)": records("Heap/HOT_UPDATE"),
+        "index entries": records("Btree/INSERT_LEAF", "Btree/SPLIT"),
         "commits": records("Transaction/COMMIT"),
-        "flushes": flushed,
         "topics KiB": topics / 1024,
     }
     return {

@@ -44,6 +44,7 @@ lint: $(INSTALLED) ## runs ruff, mypy --strict and the import walls
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/mypy benchmarks
 	@$(BIN)/lint-imports --no-cache
 
 format: $(INSTALLED) ## formats the code and applies automatic fixes
@@ -60,7 +61,7 @@ load: $(INSTALLED) ## runs the throughput and latency benchmarks
 load-callbacks: $(INSTALLED) ## the callbacks service under load in full: unresponsive, recovering; writes benchmarks/results/callbacks-load.json
 	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load -v
 
-bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-results, bench-callbacks, bench-console, bench-growth, bench-ingest, bench-logs, bench-rates, bench-scaling, bench-topics; writes benchmarks/results/NAME.json
+bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-results, bench-callbacks, bench-ceilings, bench-console, bench-growth, bench-ingest, bench-logs, bench-rates, bench-scaling, bench-topics; writes benchmarks/results/NAME.json
 	@$(BIN)/python -m benchmarks.$* $(ARGS)
 
 bench-claims: $(INSTALLED) ## compares claim contention with other designs; installs Redis and a plotter first

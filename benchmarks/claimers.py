@@ -36,6 +36,7 @@ from penstock.kafka.topology.topics import ready as ready_topic
 from penstock.kafka.topology.topics import workers_group
 from penstock.local.deployment import Deployment
 from penstock.settings import Platform
+from penstock.worker.held_tokens import HeldTokens
 from penstock.worker.kafka_transport import KafkaTransport
 
 Claim = Callable[[], Awaitable[list[int]]]
@@ -112,7 +113,8 @@ async def by_kafka(settings: Platform, type_name: str, name: str, most: int) -> 
     topic = settings.prefix + ready_topic(type_name, 1).name
     consumer = make_consumer(settings, workers_group(settings.prefix, type_name), topic, name=name)
     async with running(make_producer(settings)) as producer, running(consumer):
-        link = KafkaTransport(producer, settings, name)
+        held = HeldTokens()
+        link = KafkaTransport(producer, settings, name, held)
         # Each later member causes a rebalance, so wait until the assignment is stable.
         shared, since_s = consumer.assignment(), time.monotonic()
         while not shared or time.monotonic() - since_s < SETTLED_S:
@@ -125,6 +127,8 @@ async def by_kafka(settings: Platform, type_name: str, name: str, most: int) -> 
             records = [record for some in fetched.values() for record in some if record.value != MARKER]
             tasks = [ReadyTask.decode(record.value) for record in records]
             if tasks:
+                for task in tasks:
+                    held.add(task)
                 await asyncio.gather(*map(link.send_heartbeat, claims_of(name, tasks, {})))
                 await consumer.commit()
             return [task.fence.id for task in tasks]

@@ -35,6 +35,7 @@ from penstock.postgres import types
 from penstock.postgres.connection import open_pool
 from penstock.settings import Kafka
 from penstock.worker.heartbeat_sender import HeartbeatSender
+from penstock.worker.held_tokens import HeldTokens
 from penstock.worker.kafka_transport import KafkaTransport
 
 CLAIM_AT_A_TIME = 50  # workers
@@ -52,7 +53,7 @@ class WorkerPool:
 
     async def join(self, name: str, tasks: list[ReadyTask]) -> None:
         """Adds a worker, which claims its tasks and begins to send heartbeats."""
-        link = KafkaTransport(self.producer, self.settings, name)
+        link = KafkaTransport(self.producer, self.settings, name, HeldTokens())
         sender = HeartbeatSender(link, name, time.monotonic, self._on_lost)
         heard_s = time.monotonic()
         claims = claims_of(name, tasks, {})
@@ -89,8 +90,8 @@ async def records(settings: Kafka) -> int:
     return sum(ends.values())
 
 
-async def run(tasks: int, workers: int, lease_s: float, seconds: float) -> int:
-    """Runs the workers and reports."""
+async def measure(tasks: int, workers: int, lease_s: float, seconds: float) -> dict[str, float]:
+    """Runs the workers, and loses a tenth of them; returns the figures of the report."""
     services = {name: service for name, service in SERVICES.items() if name == "heartbeats"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         options = Options(
@@ -123,7 +124,13 @@ async def run(tasks: int, workers: int, lease_s: float, seconds: float) -> int:
                 for beating in simulated.beating:
                     beating.cancel()
             await connection.close()
-    figures = {**steady, "false expiries": false, **late}
+    return {**steady, "false expiries": false, "leases lost by workers": simulated.lost, **late}
+
+
+async def run(tasks: int, workers: int, lease_s: float, seconds: float) -> int:
+    """Measures and reports."""
+    figures = await measure(tasks, workers, lease_s, seconds)
+    false, lost = figures["false expiries"], figures["leases lost by workers"]
     worst = lease_s + 1 + 1
     return report(
         "heartbeats",
@@ -131,11 +138,11 @@ async def run(tasks: int, workers: int, lease_s: float, seconds: float) -> int:
         {
             "no attempt with heartbeats expires": (
                 f"{false} of {tasks:,}",
-                false == 0 and simulated.lost == 0,
+                false == lost == 0,
             ),
             f"lost workers detected within lease, tick and one second ({worst:g} s), p99": (
-                f"{late['found p99 (s)']}",
-                late["found p99 (s)"] <= worst,
+                f"{figures['found p99 (s)']}",
+                figures["found p99 (s)"] <= worst,
             ),
         },
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import random
 import sys
 import time
 from datetime import UTC, datetime, timedelta
+from statistics import median
 
 import orjson
 import pytest
@@ -17,12 +18,13 @@ from tests.support.waiting import wait_until
 from penstock import metrics
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
+from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.topology.creation import create_topics
+from penstock.kafka.topology.topics import Topic
 from penstock.local.ports import choose_port
 from penstock.postgres import tasks
 from penstock.task_sync.app import create_app
 from penstock.task_sync.settings import TaskSyncSettings
-
-LONG = bool(os.environ.get("PENSTOCK_LOAD_LONG"))
 
 
 @pytest.fixture
@@ -93,45 +95,71 @@ async def test_a_sweep_finds_tasks_without_a_notification(settings, pool):
         await wait_until(lambda: pool.fetchval("SELECT count(*) = 3 FROM task WHERE state = 'queued'"))
 
 
+async def written_on_time(settings, producer, topic, due):
+    """Writes a record at each of these times; returns how many seconds late each was. What a plain
+    timer and a plain record lose is lost by the machine."""
+    for at in due:
+        await asyncio.sleep((at - datetime.now(UTC)).total_seconds())
+        await producer.send_and_wait(topic, at.isoformat().encode())
+    records = await read_records(settings.kafka, topic)
+    return [
+        record.timestamp / 1000 - datetime.fromisoformat(record.value.decode()).timestamp()
+        for record in records
+    ]
+
+
+def p99(values):
+    return sorted(values)[int(0.99 * (len(values) - 1))]
+
+
 async def test_delayed_tasks_are_released_when_they_are_due(settings, pool):
-    """S4: at p99 a delayed task has its record within 100 ms after it is due on an idle machine,
-    and never before."""
-    count, within_s = (10_000, 60.0) if LONG else (1_000, 10.0)
+    """S4: at p99 a delayed task has its record within a second after it is due, in the crowd of
+    tests, and never before."""
+    await release_delayed(settings, pool, count=300, within_s=3.0, limit_s=1.0)
+
+
+@pytest.mark.long
+@pytest.mark.alone
+async def test_delayed_tasks_are_released_within_100_ms(settings, pool):
+    """S4: at p99 a delayed task has its record within 100 ms after it is due, besides what a plain
+    timer of this machine is late."""
+    await release_delayed(settings, pool, count=1_000, within_s=10.0, limit_s=0.1)
+
+
+async def release_delayed(settings, pool, count, within_s, limit_s):
     random_ = random.Random(4)
     # No worker runs, so the window holds all tasks.
     settings = TaskSyncSettings(**{**vars(settings), "window": 2 * count, "window_floor": 2 * count})
-    async with running_service(create_app(settings)):
-        begin = datetime.now(UTC) + timedelta(seconds=within_s / 5)
+    await create_topics(settings, [Topic("timer", 1, -1, "")])
+    async with running_service(create_app(settings)), running(make_producer(settings)) as producer:
+        timer = f"{settings.prefix}timer"
+        await producer.send_and_wait(timer, datetime.now(UTC).isoformat().encode())
+        begin = datetime.now(UTC) + timedelta(seconds=2)
         due = sorted(begin + timedelta(seconds=random_.uniform(0, within_s)) for _ in range(count))
-        for first in range(0, count, 1_000):
-            submissions = [
-                Submission(type="t", context=Context.encode(None), run_at=at)
-                for at in due[first : first + 1_000]
-            ]
-            await tasks.submit(pool, submissions)
+        submissions = [Submission(type="t", context=Context.encode(None), run_at=at) for at in due]
+        await tasks.submit(pool, submissions)
         assert datetime.now(UTC) < begin, "this machine is too slow to submit them in time"
+        machine_late_s = p99(await written_on_time(settings, producer, timer, due[::5]))
         await wait_until(
-            lambda: pool.fetchval(f"SELECT count(*) = {count} FROM task WHERE state = 'queued'"),
-            every=0.5,
-            timeout=within_s * 2 + 60,
+            lambda: pool.fetchval(f"SELECT count(*) = {count} FROM task WHERE state = 'queued'"), every=0.5
         )
     due_by_id = {
         row["id"]: at
         for row, at in zip(await pool.fetch("SELECT id FROM task ORDER BY id"), due, strict=True)
     }
     records = await read_records(settings.kafka, f"{settings.prefix}ready.t")
-    late_s = sorted(
+    late_s = [
         record.timestamp / 1000 - due_by_id[orjson.loads(record.value)["id"]].timestamp()
         for record in records
-    )
-    p50_s, p99_s = late_s[count // 2], late_s[int(count * 0.99)]
+    ]
     sys.stderr.write(
-        f"\n{count:,} within {within_s:g} s: late {p50_s * 1000:.0f} ms at the median, {p99_s * 1000:.0f} at p99\n"
+        f"\n{count:,} within {within_s:g} s: late {median(late_s) * 1000:.0f} ms at the median,"
+        f" {p99(late_s) * 1000:.0f} at p99; the machine {machine_late_s * 1000:.0f}\n"
     )
     assert len(records) == count
     # A record's timestamp has whole milliseconds.
-    assert late_s[0] > -0.001
-    assert p99_s < (0.1 if LONG else 1.0)
+    assert min(late_s) > -0.001
+    assert p99(late_s) < limit_s + max(0.0, machine_late_s)
 
 
 async def test_a_corrected_clock_of_postgresql_delays_no_task(settings, pool, system):

@@ -199,9 +199,7 @@ class ResultSender:
         attempt_ids = [result.fence.attempt_id for result in results]
         in_flight = self._still_in_flight(attempt_ids)
         batch = [
-            result
-            for result, attempt_id in zip(results, attempt_ids, strict=True)
-            if attempt_id in in_flight
+            result for result, attempt_id in zip(results, attempt_ids, strict=True) if attempt_id in in_flight
         ]
         if len(batch) < len(results):
             log.info(

@@ -159,7 +159,8 @@ async def release_delayed(settings, pool, count, within_s, limit_s):
     assert len(records) == count
     # A record's timestamp has whole milliseconds.
     assert min(late_s) > -0.001
-    assert p99(late_s) < limit_s + max(0.0, machine_late_s)
+    # Three hops are late where one timer is.
+    assert p99(late_s) < limit_s + 3 * max(0.0, machine_late_s)
 
 
 async def test_a_corrected_clock_of_postgresql_delays_no_task(settings, pool, system):

@@ -99,8 +99,8 @@ SELECT id FROM found, (SELECT count(*) FROM notified) AS n;
 -- Makes tasks ready again whose records no worker has taken: those of the given attempts that are
 -- still queued. Each gets a new attempt, so that the fence rejects a worker that takes the record
 -- meanwhile. Returns these tasks, and those whose records must stay, because another transaction
--- locks them, or they are running: nobody may know of the claim, and then only the record brings
--- the task back before its lease ends.
+-- locks them, or they are running. A claim may have reached Kafka although its sender was told that
+-- it had not. Then only the record brings the task back before its lease ends.
 -- The commit waits for the disk, although the session's commits do not: the records are deleted
 -- next.
 WITH durable AS MATERIALIZED (

@@ -9,8 +9,8 @@ SELECT $1, 'ready', 'one', $3::integer + n % ($4::integer - $3::integer + 1), 'j
 FROM generate_series(0, $2::integer - 1) AS i (n);
 
 -- name: ended
--- Inserts $2 succeeded tasks of a type with three attempts each. They ended in the hour before $3
--- hours ago.
+-- Inserts $2 succeeded tasks of a type with three attempts each, which ended in one hour. $3 is how
+-- many hours ago that was.
 WITH ended AS (
     INSERT INTO penstock.task (id, type, state, stage, step, content_type, context, result_type, result,
                                created_at, updated_at, finished_at)

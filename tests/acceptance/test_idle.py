@@ -41,6 +41,7 @@ def cpu_s(processes):
 
 
 @pytest.mark.long
+@pytest.mark.alone
 async def test_an_idle_deployment_uses_few_queries_and_little_cpu(tmp_path):
     """S6: the services of an idle deployment together send at most two queries a second, and use
     less than 6 % of a core."""

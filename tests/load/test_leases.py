@@ -7,14 +7,14 @@ import sys
 import pytest
 from benchmarks.heartbeats import measure
 
-pytestmark = pytest.mark.long
-
 TASKS, WORKERS, LEASE_S = 100_000, 1_000, 20.0
 # The benchmark finds 135 MiB and a sixth of a core with leases of 60 s. A third of the lease is
 # three times the heartbeats.
 MOST_MIB, MOST_CORE = 300, 0.9
 
 
+@pytest.mark.long
+@pytest.mark.alone
 async def test_one_processor_watches_100_000_leases() -> None:
     """H11, H8: one heartbeat processor watches 100,000 running tasks within 300 MiB, and less than
     a core. No attempt with heartbeats expires. Those of lost workers do, within two leases."""

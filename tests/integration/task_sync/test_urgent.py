@@ -29,6 +29,7 @@ HANDLERS, HANDLER_S = 20, 0.1
 
 
 @pytest.mark.long
+@pytest.mark.alone
 async def test_a_highest_task_starts_within_the_drain_of_the_window(
     kafka_servers, prefix, database, monkeypatch
 ):

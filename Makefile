@@ -59,7 +59,7 @@ load: $(INSTALLED) ## runs the throughput and latency benchmarks
 	@$(BIN)/python -m benchmarks.latency
 
 load-callbacks: $(INSTALLED) ## the callbacks service under load in full: unresponsive, recovering; writes benchmarks/results/callbacks-load.json
-	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load -v
+	@PENSTOCK_LOAD_LONG=1 $(BIN)/python -m pytest tests/load/callbacks -v
 
 bench-%: $(INSTALLED) ## runs one benchmark by name: bench-throughput, bench-latency, bench-results, bench-callbacks, bench-ceilings, bench-console, bench-growth, bench-ingest, bench-logs, bench-rates, bench-scaling, bench-topics; writes benchmarks/results/NAME.json
 	@$(BIN)/python -m benchmarks.$* $(ARGS)

@@ -98,9 +98,7 @@ SELECT id FROM found, (SELECT count(*) FROM notified) AS n;
 -- name: withdraw
 -- Makes tasks ready again whose records no worker has taken: those of the given attempts that are
 -- still queued. Each gets a new attempt, so that the fence rejects a worker that takes the record
--- meanwhile. Returns these tasks, and those whose records must stay, because another transaction
--- locks them, or they are running. A claim may have reached Kafka although its sender was told that
--- it had not. Then only the record brings the task back before its lease ends.
+-- meanwhile. Returns these tasks, and those that another transaction locks, which are not moved.
 -- The commit waits for the disk, although the session's commits do not: the records are deleted
 -- next.
 WITH durable AS MATERIALIZED (
@@ -109,7 +107,7 @@ WITH durable AS MATERIALIZED (
     SELECT t.id, t.step, t.attempt FROM task t
     JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt)
       ON t.id = i.id AND t.step = i.step AND t.attempt = i.attempt
-    WHERE t.id = ANY ($1::bigint[]) AND t.state || '' IN ('queued', 'running')
+    WHERE t.id = ANY ($1::bigint[]) AND t.state || '' = 'queued'
 ), free AS MATERIALIZED (
     -- The newest version of a row decides: the task may be queued in its next stage by now.
     SELECT t.id FROM task t JOIN found f ON f.id = t.id AND f.step = t.step AND f.attempt = t.attempt

@@ -218,7 +218,9 @@ class WorkerRoutes:
         if consumer is None or consumer.closed:
             backoff = self._backoffs[task_type.name]
             backoff.joining(asyncio.get_running_loop().time())
-            consumer = ReadyConsumer(self._settings, self._producer, self._objects, task_type, backoff)
+            consumer = ReadyConsumer(
+                self._settings, self._producer, self._objects, task_type, backoff, self._return
+            )
             self._consumers[task_type.name] = consumer
             running = asyncio.create_task(self._run(task_type.name, consumer))
             self._running.add(running)

@@ -66,6 +66,11 @@ class PendingRequest:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
+    @property
+    def tasks(self) -> list[ReadyTask]:
+        """The tasks of its records."""
+        return [record.task for record in self.records if record.task is not None]
+
     def succeed(self, claimed: ClaimedTasks) -> None:
         """Answers the request, unless it has an answer."""
         self.served = True

@@ -71,6 +71,7 @@ class ReadyConsumer:
         objects: resolves large contexts, since HTTP workers cannot reach the object store.
         task_type: the type.
         backoff: how long unread records wait for a request before the gateway leaves the group.
+        give_back: called with a worker and tasks whose claim may be on Kafka, and which nobody has.
     """
 
     def __init__(
@@ -80,12 +81,14 @@ class ReadyConsumer:
         objects: ObjectStore,
         task_type: TaskType,
         backoff: IdleBackoff,
+        give_back: Callable[[str, Sequence[ReadyTask]], None],
     ) -> None:
         self._settings = settings
         self._producer = producer
         self._objects = objects
         self._type = task_type
         self._backoff = backoff
+        self._give_back = give_back
         self._group = workers_group(settings.prefix, task_type.name)
         self._requests: deque[PendingRequest] = deque()
         self._buffer: deque[FetchedRecord] = deque()
@@ -255,16 +258,15 @@ class ReadyConsumer:
                 )
                 # Before the claim is sent, since the lease starts when Kafka has the claim.
                 claimed_s = asyncio.get_running_loop().time()
-                await self._claim(served)
+                if not await self._claim(served):
+                    return
                 lost = await _commit(consumer, taken)
-            except (Unavailable, SessionLost) as error:
-                # No worker has received these tasks, so the next round, or the next owner, claims
-                # them again.
+            except Unavailable as error:
+                # The object store is away. No worker has received these tasks, so the next round,
+                # or the next owner, claims them.
                 self._buffer.extendleft(reversed(taken))
                 for request in served:
                     request.fail(error)
-                if isinstance(error, SessionLost):
-                    raise
                 return
             except Exception as error:
                 # Requests in service are in no queue that `close` answers: without this they would
@@ -331,12 +333,29 @@ class ReadyConsumer:
             served.append(request)
         return served
 
-    async def _claim(self, served: Iterable[PendingRequest]) -> None:
+    async def _claim(self, served: Sequence[PendingRequest]) -> bool:
+        """Claims the tasks of requests; False when that failed, and the requests with it.
+
+        A claim that fails may be on Kafka, or come there when a frozen broker goes on. Then its
+        tasks run by the platform's account, although no worker knows of them, and their records
+        may be gone. So they are given back, and their records are only committed.
+        """
         claims: list[Heartbeat] = []
         for request in served:
-            claimed = [record.task for record in request.records if record.task is not None]
-            claims += claims_of(request.worker, claimed, request.max_attempts, isolates=False)
-        await self._producer.send_heartbeats(claims)
+            claims += claims_of(request.worker, request.tasks, request.max_attempts, isolates=False)
+        try:
+            await self._producer.send_heartbeats(claims)
+        except Unavailable as error:
+            for request in reversed(served):
+                self._buffer.extendleft(
+                    FetchedRecord(record.partition, record.offset, None)
+                    for record in reversed(request.records)
+                )
+            for request in served:
+                self._give_back(request.worker, request.tasks)
+                request.fail(error)
+            return False
+        return True
 
     def _fail_all(self, error: Exception) -> None:
         while self._requests:

@@ -63,10 +63,10 @@ class UndeliveredTasks:
 
     async def _return(self, worker: str, tasks: Sequence[ReadyTask]) -> None:
         log.info(
-            "A worker disconnected before it received its tasks; they are retried",
+            "A worker did not receive tasks that were claimed for it; they are retried",
             extra={"event": "tasks_returned", "worker": worker, "tasks": len(tasks)},
         )
-        reason = "the worker disconnected before it received the task"
+        reason = "the worker did not receive the task"
         results = [handed_back(task.fence, reason) for task in tasks]
         try:
             await retry_until_available(

@@ -165,8 +165,8 @@ async def withdraw(
         attempt_ids: of records that no worker has taken.
 
     Returns:
-        The attempts that were withdrawn, and those whose records must stay, because another
-        transaction locks their tasks, or they are running.
+        The attempts that were withdrawn, and those that are still queued, because another
+        transaction locks their tasks.
     """
     rows = await session.fetch("release.withdraw", *_columns(attempt_ids))
     found = {AttemptId(row["id"], row["step"], row["attempt"]): row["moved"] for row in rows}

@@ -10,9 +10,7 @@ The release loop goes on meanwhile, also for the same type. A withdrawal ends wh
 lost, and a type is transferred only when none is under way.
 
 When in doubt, a record stays: while Kafka does not answer, while another transaction locks the
-task, while the attempt is running although no worker has taken its record (in an outage a claim
-may reach Kafka without a worker that knows it), and where task-sync may not read or delete records
-of ready topics.
+task, and where task-sync may not read or delete records of ready topics.
 """
 
 from __future__ import annotations
@@ -45,10 +43,8 @@ LIMIT = 1_000
 # Seconds in which they must be read, and types whose records are read at a time.
 READ_S = 2.0
 READS = 4
-# Seconds after which a type is tried again whose records Kafka refuses to read or delete, and one
-# where every record had to stay: each try reads them again.
+# Seconds after which a type is tried again whose records Kafka refuses to read or delete.
 REFUSED_S = 300.0
-KEPT_S = 1.0
 
 
 class Withdrawal(Background):
@@ -81,8 +77,8 @@ class Withdrawal(Background):
         self._on_end = on_end
         self._reads = asyncio.Semaphore(READS)
         self._permitted = False
-        # Until when a type is left alone.
-        self._rests_until_s: dict[str, float] = {}
+        # Until when a type is left alone whose records Kafka refuses to read or delete.
+        self._refused_until_s: dict[str, float] = {}
 
     def progress(self) -> dict[str, Hashable]:
         """The withdrawals under way, for the stall detector."""
@@ -96,7 +92,7 @@ class Withdrawal(Background):
         """Begins what is to be done now, right after a poll of the topic."""
         name = topic.type.name
         now_s = asyncio.get_running_loop().time()
-        if name in self._running or now_s < self._rests_until_s.get(name, now_s):
+        if name in self._running or now_s < self._refused_until_s.get(name, now_s):
             return
         plan = topic.partitions.plan(now_s, more_ready=topic.may_have_ready, first_ready=topic.first_ready)
         if plan:
@@ -115,7 +111,7 @@ class Withdrawal(Background):
                 extra={"event": "withdrawal_delayed", "task_type": topic.type.name, "error": error},
             )
         except (KafkaRefused, RecordsRefused) as error:
-            self._rest(topic, REFUSED_S)
+            self._refused_until_s[topic.type.name] = asyncio.get_running_loop().time() + REFUSED_S
             log.warning(
                 "Records behind busy workers stay there: Kafka refuses to read or delete them",
                 extra={"event": "withdrawal_refused", "task_type": topic.type.name, "error": error},
@@ -141,9 +137,7 @@ class Withdrawal(Background):
             for tp, records in unread.items()
         }
         wanted = [attempt_id for found in attempts.values() for _offset, attempt_id in found]
-        moved, needed = await release.withdraw(self._session, wanted) if wanted else (set(), set())
-        if needed and not moved:
-            self._rest(topic, KEPT_S)
+        moved, locked = await release.withdraw(self._session, wanted) if wanted else (set(), set())
         topic.window.discard(moved)
         topic.withdrawn += len(moved)
         topic.may_have_ready = topic.may_have_ready or bool(moved)
@@ -158,11 +152,8 @@ class Withdrawal(Background):
                 },
             )
         for tp, records in unread.items():
-            kept = [offset for offset, attempt_id in attempts[tp] if attempt_id in needed]
+            kept = [offset for offset, attempt_id in attempts[tp] if attempt_id in locked]
             await self._delete(topic, tp, records, kept, ends[tp.partition], has_tasks=bool(attempts[tp]))
-
-    def _rest(self, topic: ReadyTopic, seconds: float) -> None:
-        self._rests_until_s[topic.type.name] = asyncio.get_running_loop().time() + seconds
 
     async def _delete(
         self,

@@ -109,7 +109,7 @@ class LogBuffer:
         self._worker_id = worker_id
         self._wake = wake
         self._prefix = os.urandom(4).hex()
-        # Its next number is taken by one instruction, so threads need no lock.
+        # Its next number is taken by one call into C, so threads of one interpreter need no lock.
         self._numbers = count(1)
         self._lock = threading.Lock()
         # Runs that have something to ship, in the order in which that began.

@@ -363,6 +363,38 @@ async def test_a_claimed_task_reaches_its_worker_when_the_commit_fails(
     assert [task["id"] for task in answer.body["tasks"]] == [2]
 
 
+async def test_a_claim_that_is_not_confirmed_is_given_back(
+    gateway: Caller, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W3, S11: a broker that was frozen takes a claim after the gateway was told that it does not
+    answer. The task would run without a worker until its lease ends, and be charged a loss, so the
+    gateway gives it back. Its record is only committed, and the next request gets another task."""
+    send = background_producer.BackgroundProducer.send_heartbeats
+
+    async def send_and_fail(producer: Any, heartbeats: Any) -> None:
+        await send(producer, heartbeats)
+        raise KafkaUnavailable("it does not answer in time")
+
+    await release(kafka, ready_task(2), ready_task(4))
+    with monkeypatch.context() as failing:
+        failing.setattr(background_producer.BackgroundProducer, "send_heartbeats", send_and_fail)
+        answer = await gateway.post("/hold_task", {**HOLD, "max": 1})
+        assert answer.status == 503
+        [claim] = await records(kafka, HEARTBEATS.name, 1)
+        assert [attempt_id.task_id for attempt_id in decode_heartbeat(claim.value)[0].tasks] == [2]
+        # The end of its lease follows it, and is refused here: both are repeated.
+        [returned, *_] = await records(kafka, STAGE_RESULTS.name, 1)
+    [result] = decode_results(returned.value)[1]
+    assert (result.fence.id, result.outcome) == (2, Outcome.HANDED_BACK)
+    answer = await gateway.post("/hold_task", HOLD)
+    assert [task["id"] for task in answer.body["tasks"]] == [4]
+
+    async def all_committed() -> bool:
+        return await committed(kafka) == 2
+
+    await wait_until(all_committed)
+
+
 async def test_large_contexts_are_sent_inline(gateway: Caller, kafka: Kafka, tmp_path: Path) -> None:
     """T4: HTTP workers get a large context inline, because they cannot reach the object store. A
     missing object fails its task with the reason."""

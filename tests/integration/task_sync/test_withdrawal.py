@@ -11,11 +11,10 @@ from itertools import pairwise
 import pytest
 from tests.support.gateways import running_gateway
 from tests.support.pipeline import System
-from tests.support.services import read, running_service, write
+from tests.support.services import read, running_service
 from tests.support.waiting import in_time, wait_until
 
 from penstock.contracts.context import Context
-from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.submission import Submission
 from penstock.core.attempt import AttemptId
 from penstock.core.task import Priority
@@ -129,8 +128,8 @@ async def system(resting):
 
 async def test_only_queued_tasks_of_the_attempt_are_withdrawn(resting):
     """S13: a task that is running, over, in another attempt, or locked by another transaction stays
-    as it is. The running and the locked one are named, so that their records stay, too. No failure
-    or loss is counted."""
+    as it is; the locked one is named, so that its record stays, too. No failure or loss is
+    counted."""
     ids = await resting.add(5)
     for id_, state, attempt in zip(
         ids, ["queued"] * 3 + ["running", "cancelled"], [0, 1, 0, 0, 0], strict=True
@@ -142,9 +141,9 @@ async def test_only_queued_tasks_of_the_attempt_are_withdrawn(resting):
     async with open_session(resting.database, "test") as session, resting.pool.acquire() as other:
         async with other.transaction():
             await other.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", ids[2])
-            withdrawn, needed = await release.withdraw(session, [AttemptId(id_, 0, 0) for id_ in ids])
+            withdrawn, locked = await release.withdraw(session, [AttemptId(id_, 0, 0) for id_ in ids])
         assert withdrawn == {AttemptId(ids[0], 0, 0)}
-        assert needed == {AttemptId(id_, 0, 0) for id_ in ids[2:4]}
+        assert locked == {AttemptId(ids[2], 0, 0)}
     rows = await resting.pool.fetch("SELECT id, state, attempt, failures, losses FROM task ORDER BY id")
     assert [row["state"] for row in rows] == ["ready", "queued", "queued", "running", "cancelled"]
     assert [row["attempt"] - before[row["id"]] for row in rows] == [1, 0, 0, 0, 0]
@@ -286,35 +285,6 @@ async def test_a_new_replica_withdraws_what_another_has_released(system):
     await system.done(quick)
     assert long not in system.ended_s
     assert {system.runs[id_] for id_ in quick} == {1}
-
-
-async def test_tasks_whose_claims_have_no_worker_keep_their_records(system):
-    """W3, S13: claims reached Kafka in an outage, and their sender took them for lost. The records
-    between theirs go to another worker. Theirs stay, and the next worker that takes them runs the
-    tasks; without them, these would wait for a lease of ten minutes, and be charged a loss."""
-    await system.worker("a")
-    await system.warm(1)
-    [long] = await system.add(1, "long")
-    await wait_until(lambda: long in system.began_s)
-    quick = await system.add(40)
-    claimed = quick[::2]
-
-    async def in_state(state, ids):
-        found = "SELECT count(*) FROM task WHERE state = $1 AND id = ANY ($2)"
-        return await system.pool.fetchval(found, state, ids) == len(ids)
-
-    await wait_until(lambda: in_state("queued", quick), what="all are released")
-    claim = Heartbeat(Kind.CLAIM, "gone", 600_000, [AttemptId(id_, 0, 0) for id_ in claimed]).encode()
-    await write(system.where["kafka"], f"{system.where['prefix']}heartbeats", claim)
-    await wait_until(lambda: in_state("running", claimed), what="the claims count")
-    await system.worker("b")
-    await system.done(quick[1::2])
-    assert long not in system.ended_s
-    system.end_long.set()
-    await system.done([long, *quick])
-    await system.become(succeeded=len(system.runs))
-    charged = "SELECT count(*) FROM task WHERE losses > 0 OR failures > 0 OR attempt > 0 AND id = ANY ($1)"
-    assert await system.pool.fetchval(charged, claimed) == 0
 
 
 async def test_records_of_a_gateway_without_a_worker_go_to_a_worker(system):

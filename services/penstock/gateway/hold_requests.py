@@ -21,6 +21,10 @@ class FetchedRecord:
     offset: int
     task: ReadyTask | None
 
+    def without_task(self) -> FetchedRecord:
+        """The record, to be committed only."""
+        return FetchedRecord(self.partition, self.offset, None)
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimedTasks:

@@ -159,11 +159,11 @@ class ReadyConsumer:
                 await self._fetch(consumer)
                 await self._serve(consumer)
         except (Unavailable, SessionLost) as error:
-            self._fail_all(error)
+            _fail_all(self._requests, error)
             raise
         except KafkaRefused as error:
             # Unavailable for the client: another gateway may be allowed to read the topic.
-            self._fail_all(KafkaUnavailable(str(error)))
+            _fail_all(self._requests, KafkaUnavailable(str(error)))
             raise
         finally:
             self.close()
@@ -261,13 +261,6 @@ class ReadyConsumer:
                 if not await self._claim(served):
                     return
                 lost = await _commit(consumer, taken)
-            except Unavailable as error:
-                # The object store is away. No worker has received these tasks, so the next round,
-                # or the next owner, claims them.
-                self._buffer.extendleft(reversed(taken))
-                for request in served:
-                    request.fail(error)
-                return
             except Exception as error:
                 # Requests in service are in no queue that `close` answers: without this they would
                 # wait without end.
@@ -336,30 +329,31 @@ class ReadyConsumer:
     async def _claim(self, served: Sequence[PendingRequest]) -> bool:
         """Claims the tasks of requests; False when that failed, and the requests with it.
 
-        A claim that fails may be on Kafka, or come there when a frozen broker goes on. Then its
-        tasks run by the platform's account, although no worker knows of them, and their records
-        may be gone. So they are given back, and their records are only committed.
+        Such a claim may be on Kafka, or come there when a frozen broker goes on: the tasks would
+        wait for their leases. They are given back, and their records are only committed.
         """
-        claims: list[Heartbeat] = []
-        for request in served:
-            claims += claims_of(request.worker, request.tasks, request.max_attempts, isolates=False)
         try:
-            await self._producer.send_heartbeats(claims)
+            await self._producer.send_heartbeats(_claims(served))
         except Unavailable as error:
-            for request in reversed(served):
-                self._buffer.extendleft(
-                    FetchedRecord(record.partition, record.offset, None)
-                    for record in reversed(request.records)
-                )
+            self._buffer.extendleft(reversed([r.without_task() for each in served for r in each.records]))
             for request in served:
                 self._give_back(request.worker, request.tasks)
                 request.fail(error)
             return False
         return True
 
-    def _fail_all(self, error: Exception) -> None:
-        while self._requests:
-            self._requests.popleft().fail(error)
+
+def _fail_all(requests: deque[PendingRequest], error: Exception) -> None:
+    while requests:
+        requests.popleft().fail(error)
+
+
+def _claims(served: Iterable[PendingRequest]) -> list[Heartbeat]:
+    return [
+        claim
+        for request in served
+        for claim in claims_of(request.worker, request.tasks, request.max_attempts, isolates=False)
+    ]
 
 
 async def _commit(

@@ -14,6 +14,7 @@ from penstock.core.completion import Conclusion, FailureCounts, Fence, Outcome
 from penstock.core.task import State
 from penstock.postgres import advance, tasks, types
 from penstock.postgres.connection import open_pool
+from penstock.postgres.ending import Ending
 from tests.support.services import make_topics
 from tests.support.waiting import wait_until
 
@@ -64,9 +65,7 @@ async def work(pool, rng):
     )
     conclusion = Conclusion(State.SUCCEEDED, "start", 0, 0, 0.0, FailureCounts())
     ended = [
-        advance.Ending(
-            fence=Fence(row["id"], 0, "start", 0), outcome=Outcome.DONE, conclusion=conclusion, worker="w"
-        )
+        Ending(fence=Fence(row["id"], 0, "start", 0), outcome=Outcome.DONE, conclusion=conclusion, worker="w")
         for row in chosen
         if row["id"] not in started
     ]

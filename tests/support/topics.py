@@ -42,3 +42,22 @@ async def require_replicas(settings: Kafka, names: Iterable[str], replicas: int)
     """
     async with admin_client(settings) as client:
         await topic_plan._alter(client, {name: {"min.insync.replicas": str(replicas)} for name in names})
+
+
+async def limit(settings: Kafka, topic: str, size_bytes: int) -> None:
+    """Sets the largest batch of a topic, as an operator may, and waits until the broker applies it.
+
+    Args:
+        settings: where.
+        topic: its name without the prefix.
+        size_bytes: of the largest batch.
+    """
+    name = settings.prefix + topic
+    async with admin_client(settings) as client:
+        await topic_plan._alter(client, {name: {"max.message.bytes": str(size_bytes)}})
+
+        async def applied() -> bool:
+            described = await topic_plan._describe(client, [name])
+            return described[name].configs["max.message.bytes"] == str(size_bytes)
+
+        await wait_until(applied, what=f"{name} takes {size_bytes} bytes")

@@ -3,9 +3,12 @@
 -- name: claimed
 -- Claims that have settled become `running`; the last worker to claim an attempt holds it. A beat
 -- takes only attempts that no other worker holds. Tasks that another transaction locks are left as
--- they are; a last row has their ids.
+-- they are, and so are those in an earlier step, whose worker went on before the commit of its
+-- result; a last row has their ids.
 WITH free AS MATERIALIZED (
-    SELECT id FROM task WHERE id = ANY ($id::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+    -- Tasks in an earlier step are left out: a lock would delay the commit that the claim waits for.
+    SELECT t.id FROM task t JOIN unnest($id::bigint[], $step::integer[]) AS i (id, step) ON t.id = i.id AND t.step >= i.step
+    WHERE t.id = ANY ($id::bigint[]) ORDER BY t.id FOR NO KEY UPDATE OF t SKIP LOCKED
 ), written AS (
     UPDATE task t
     SET state = 'running', worker = i.worker, lease_partition = i.partition, lease_ms = i.lease_ms, max_attempts = i.max_attempts,
@@ -19,19 +22,21 @@ WITH free AS MATERIALIZED (
 )
 SELECT id, step, attempt, NULL::bigint[] AS locked FROM written
 UNION ALL
-SELECT NULL, NULL, NULL, array_agg(id)
-FROM task
-WHERE id = ANY ($id::bigint[]) AND (SELECT count(*) FROM free) < cardinality($id::bigint[])
-  AND id NOT IN (SELECT id FROM free)
+SELECT NULL, NULL, NULL, array_agg(t.id)
+FROM task t JOIN unnest({{$claim}}) AS i ({{claim}}) ON t.id = i.id
+WHERE t.id = ANY ($id::bigint[]) AND (SELECT count(*) FROM written) < cardinality($id::bigint[])
+  AND (t.id NOT IN (SELECT id FROM free) OR t.step < i.step)
+  AND (t.step >= i.step OR t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined'))
 HAVING count(*) > 0;
 
 -- name: held
--- Leases to restore for the partitions that a processor was assigned. Each has the length of its
--- claim, by which its worker beats.
+-- Leases of partitions, each with the length of its claim, by which its worker beats. With
+-- `unclaimed` ($2) those of attempts with which workers went on and that have no claim, or only the
+-- others.
 SELECT t.id, t.step, t.attempt, t.worker, t.lease_partition, coalesce(t.lease_ms, y.lease_ms) AS lease_ms,
        t.max_attempts
 FROM task t JOIN task_type y ON y.name = t.type
-WHERE t.state = 'running' AND t.lease_partition = ANY ($1::integer[]);
+WHERE t.state = 'running' AND t.lease_partition = ANY ($1::integer[]) AND ($2::boolean IS NULL OR $2 = (t.lease_ms IS NULL));
 
 -- name: holders
 -- The holders of attempts that are current.

@@ -25,7 +25,7 @@ WITH deleted AS (
     UPDATE task t SET state = 'queued', due_at = NULL, queued_at = now(), updated_at = now(), tracked = t.tracked OR $tracked::boolean
     WHERE t.id = ANY (ARRAY(SELECT id FROM chosen)) AND t.state || '' = 'ready'
     RETURNING {{t.release_keys}}, t.step, t.stage, t.attempt, t.failures + t.losses AS tries, t.losses,
-              t.content_type, t.context, t.context_ref, t.traceparent
+              t.content_type, t.context, t.context_ref, t.traceparent, t.tracked
 ), noted AS (
     INSERT INTO release (type, task_ids)
     SELECT $type, array_agg(id) FROM released HAVING count(*) > 0
@@ -33,7 +33,7 @@ WITH deleted AS (
 )
 SELECT r.*, (SELECT id FROM noted) AS release_id, NULL::bigint[] AS locked FROM released r
 UNION ALL
-SELECT {{release_nulls}}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
+SELECT {{release_nulls}}, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, array_agg(id)
 FROM found WHERE id NOT IN (SELECT id FROM chosen) HAVING count(*) > 0
 ORDER BY {{release_names}};
 

@@ -47,6 +47,8 @@ class ReadyTask:
         traceparent: of the parent of the attempt's span; None when the task is not traced.
         isolation: how to run a task whose stage has lost a worker; None for all others.
         token: proves reports about the attempt on Kafka; None when the platform asks for none.
+        goes_on: whether a worker may go on with the next stage by itself (`core.going_on`).
+        goes_on_until_s: until when, on the worker's monotonic clock; not on the wire. 0 is never.
         attempt_id: the attempt without its stage; a worker looks it up a dozen times.
     """
 
@@ -59,6 +61,8 @@ class ReadyTask:
     traceparent: str | None = None
     isolation: Isolation | None = None
     token: str | None = None
+    goes_on: bool = False
+    goes_on_until_s: float = 0.0
     attempt_id: AttemptId = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +88,8 @@ class ReadyTask:
             wire["isolation"] = self.isolation.value
         if self.token is not None:
             wire["token"] = self.token
+        if self.goes_on:
+            wire["goes_on"] = True
         return wire
 
     def encode(self) -> bytes:
@@ -132,6 +138,7 @@ class ReadyTask:
                 traceparent=raw.get("traceparent"),
                 isolation=_ISOLATIONS.get(raw.get("isolation")),
                 token=raw.get("token"),
+                goes_on=raw.get("goes_on") is True,
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRecord(f"not a ready record: {error!r}") from error

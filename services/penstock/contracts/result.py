@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from penstock.contracts.context import Context
+from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Conclusion, Fence, Outcome
 from penstock.core.task import State
 
@@ -80,6 +81,10 @@ class StageResult:
         error: with fail, retry and handed_back, the reason.
         started_ms: when the handler began, milliseconds since 1970 on the worker's clock.
         finished_ms: when it ended.
+        goes_on: with next, the number of the attempt with which the worker goes on by itself; None
+            when it does not. It is in the record's header `penstock-goes-on`, which earlier
+            versions do not read.
+        follows: in the worker, the attempt with which it goes on.
     """
 
     fence: Fence
@@ -94,6 +99,8 @@ class StageResult:
     error: Failure | None = None
     started_ms: int = 0
     finished_ms: int = 0
+    goes_on: int | None = None
+    follows: ReadyTask | None = None
 
     def error_of(self, conclusion: Conclusion) -> Failure | None:
         """The error that is stored of the attempt, whose task went where `conclusion` says."""

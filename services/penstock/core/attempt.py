@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+# The number of an attempt identifies it within its step, and counts from 0. An attempt that a
+# worker runs because it went on by itself (`core.going_on`) is the first of its step. While it
+# runs, it has a number at random from this one on, in place of 0.
+CHOSEN = 1_000_000_000
+
+
+def count_of(attempt: int) -> int:
+    """The attempts of the step before the one with this number: the number that people see."""
+    return 0 if attempt >= CHOSEN else attempt
+
 
 class AttemptId(NamedTuple):
     """One attempt of one step of one task.
@@ -12,7 +22,7 @@ class AttemptId(NamedTuple):
         task_id: of the task.
         step: position in the task's sequence of stages, from 0; a stage that is visited twice has
             two steps.
-        attempt: of this step, counted from 0.
+        attempt: its number in this step.
     """
 
     task_id: int
@@ -20,6 +30,11 @@ class AttemptId(NamedTuple):
     attempt: int
 
     @property
+    def counted(self) -> AttemptId:
+        """The attempt with its count, as people see it."""
+        return self if self.attempt < CHOSEN else self._replace(attempt=count_of(self.attempt))
+
+    @property
     def log_path(self) -> str:
         """The path of the attempt's log at a gateway."""
-        return f"/tasks/{self.task_id}/logs/{self.step}/{self.attempt}"
+        return f"/tasks/{self.task_id}/logs/{self.step}/{count_of(self.attempt)}"

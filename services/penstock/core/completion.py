@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-from penstock.core.attempt import AttemptId
+from penstock.core.attempt import AttemptId, count_of
 from penstock.core.retry import RetryPolicy
 from penstock.core.task import State, Transition, after
 
@@ -137,17 +137,18 @@ def conclude(
             delay_s or 0.0,
             NO_FAILURES,
         )
+    attempt = count_of(fence.attempt)
     counts = counts or NO_FAILURES
     if outcome is Outcome.DONE or outcome in SUSPENDING:
         ended = Transition.SUCCEEDED if outcome is Outcome.DONE else Transition.SUSPENDED
-        return Conclusion(after(State.RUNNING, ended), fence.stage, fence.step, fence.attempt, 0.0, counts)
+        return Conclusion(after(State.RUNNING, ended), fence.stage, fence.step, attempt, 0.0, counts)
     if outcome in (Outcome.RETRY, Outcome.HANDED_BACK):
         # A handler that asks for a retry, to poll a remote job for example, has not failed.
         return Conclusion(
             after(State.RUNNING, Transition.RETRIED),
             fence.stage,
             fence.step,
-            fence.attempt + 1,
+            attempt + 1,
             delay_s or 0.0,
             counts,
         )
@@ -170,10 +171,10 @@ def conclude(
         if permanent or policy.exhausted(failures):
             end = Transition.FAILED
     if end is not None:
-        return Conclusion(after(State.RUNNING, end), fence.stage, fence.step, fence.attempt, 0.0, counts)
+        return Conclusion(after(State.RUNNING, end), fence.stage, fence.step, attempt, 0.0, counts)
     wait_s = policy.delay_s(failures, chance) if delay_s is None else delay_s
     return Conclusion(
-        after(State.RUNNING, Transition.RETRIED), fence.stage, fence.step, fence.attempt + 1, wait_s, counts
+        after(State.RUNNING, Transition.RETRIED), fence.stage, fence.step, attempt + 1, wait_s, counts
     )
 
 
@@ -197,15 +198,16 @@ def conclude_unhandled(
         unhandled_s: seconds for which such workers have delayed the task before.
         no_handler_s: the seconds of such delays after which the task fails; None is without end.
     """
+    attempt = count_of(fence.attempt)
     if no_handler_s is not None and unhandled_s >= no_handler_s:
         failed = after(State.RUNNING, Transition.FAILED)
-        return Conclusion(failed, fence.stage, fence.step, fence.attempt, 0.0, counts, unhandled_s)
+        return Conclusion(failed, fence.stage, fence.step, attempt, 0.0, counts, unhandled_s)
     delay_s = max(delay_s or 0.0, NO_HANDLER_DELAY_S)
     return Conclusion(
         after(State.RUNNING, Transition.RETRIED),
         fence.stage,
         fence.step,
-        fence.attempt + 1,
+        attempt + 1,
         delay_s,
         counts,
         unhandled_s + delay_s,

@@ -256,6 +256,7 @@ class WorkerRoutes:
 def _without_token(task: dict[str, Any]) -> dict[str, Any]:
     """The task for a worker over HTTP, whose reports the gateway proves."""
     task.pop("token", None)
+    task.pop("goes_on", None)
     return task
 
 

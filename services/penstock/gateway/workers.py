@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 from aiohttp import web
 
-from penstock.core.attempt import AttemptId
+from penstock.core.attempt import AttemptId, count_of
 from penstock.core.worker_list import KEEP_S, Kind, OfType, Seen, WorkerList, WorkerStatus
 from penstock.errors import KafkaUnavailable
 from penstock.gateway.access import grant_of
@@ -168,7 +168,7 @@ class ListWorkersRoutes:
 
 
 def _attempt(attempt_id: AttemptId) -> Mapping[str, int]:
-    return {"id": attempt_id.task_id, "step": attempt_id.step, "attempt": attempt_id.attempt}
+    return {"id": attempt_id.task_id, "step": attempt_id.step, "attempt": count_of(attempt_id.attempt)}
 
 
 def _row_of_member(

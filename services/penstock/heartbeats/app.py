@@ -11,6 +11,7 @@ from penstock import process
 from penstock.core.offset_tracker import Partition
 from penstock.heartbeats.group_eviction import GroupEviction
 from penstock.heartbeats.lease_tracker import LeaseTracker
+from penstock.heartbeats.lost_follows import LostFollows
 from penstock.heartbeats.progress_writer import ProgressWriter
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
 from penstock.heartbeats.results_progress import results_progress
@@ -78,6 +79,9 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 asyncio.get_running_loop().time,
                 random.random,
             )
+            lost_follows = LostFollows(
+                UnwatchedAttempts(results, pool, unclaimed=True), leases, asyncio.get_running_loop().time
+            )
             await stack.enter_async_context(
                 serving(
                     settings,
@@ -93,7 +97,11 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
             )
             await ensure_bound(settings, partial(deployment_id, pool))
             await process.run_with_background(
-                processor.run(stopping, ready), leases.run(), publisher.run(), progress.run()
+                processor.run(stopping, ready),
+                leases.run(),
+                lost_follows.run(),
+                publisher.run(),
+                progress.run(),
             )
             await publisher.drain()
 

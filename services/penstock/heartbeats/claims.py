@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -16,6 +16,10 @@ from penstock.postgres import leases
 from penstock.postgres.halving import in_halves
 
 log = logging.getLogger(__name__)
+
+# Seconds for which a claim waits for a transaction that locks its task, or for the commit of the
+# result before it.
+WAITS_S = 15.0
 
 
 @dataclass(slots=True)
@@ -54,7 +58,8 @@ async def write_claims(
 ) -> tuple[set[AttemptId], set[AttemptId], set[int]]:
     """Writes claims; returns the attempts that are `running` now, and those that are refused.
 
-    The last set has the ids of tasks that another transaction locks; their claims are not written.
+    The last set has the ids of tasks that another transaction locks, or whose worker went on before
+    its last result is committed; their claims are not written.
 
     An attempt whose claim PostgreSQL cannot store has no lease; its result still counts.
 
@@ -82,3 +87,20 @@ async def write_claims(
             extra={"event": "claim_unstorable", "task": attempt_id.task_id, "error": answer.reason},
         )
     return current, refused, locked
+
+
+def without_waiting(
+    claims: Sequence[Claim], waiting: Container[int], kept: MutableMapping[AttemptId, Claim], now_s: float
+) -> list[Claim]:
+    """The claims whose tasks do not wait.
+
+    Those that have waited for `WAITS_S` are removed from `kept`: the recount finds an attempt that
+    runs.
+    """
+    for claim in claims:
+        attempt_id = claim.lease.attempt_id
+        late = attempt_id.task_id in waiting and now_s - claim.since_s > WAITS_S
+        if late and kept.get(attempt_id) is claim:
+            del kept[attempt_id]
+            claim.record.resolve()
+    return [claim for claim in claims if claim.lease.attempt_id.task_id not in waiting]

@@ -21,7 +21,7 @@ from penstock.core.endings import ExpiredLease
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.core.task import IN_FLIGHT
 from penstock.errors import PostgresUnavailable, ValueRefused
-from penstock.heartbeats.claims import Claim, ClaimRecord, write_claims
+from penstock.heartbeats.claims import Claim, ClaimRecord, without_waiting, write_claims
 from penstock.heartbeats.heartbeat_reader import HeartbeatReader
 from penstock.heartbeats.metrics import Metrics
 from penstock.heartbeats.read_watermark import ResultsWatermark, WatermarkReader
@@ -31,7 +31,7 @@ from penstock.kafka.processing.outbox import Publisher
 from penstock.kafka.processing.processor import Delivery
 from penstock.metrics import Sample
 from penstock.postgres import leases
-from penstock.postgres.advance import Ending
+from penstock.postgres.ending import Ending
 from penstock.postgres.expiry import Expiry, expire
 from penstock.postgres.halving import in_halves
 
@@ -63,6 +63,9 @@ class LeaseTracker:
         evict: called with a worker that has lost its last lease, and the types of its lost tasks.
         clock: monotonic seconds (`loop.time`).
         chance: random numbers from 0 to 1, for jitter.
+
+    Attributes:
+        partitions: of the heartbeats topic, those of this process.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class LeaseTracker:
         self._wheel = LeaseWheel(settings.tick_s / 2)
         # In order of arrival, the oldest first.
         self._claims: dict[AttemptId, Claim] = {}
-        self._partitions: frozenset[int] = frozenset()
+        self.partitions: frozenset[int] = frozenset()
         # Lost workers whose loss was charged to a suspect, while they have leases.
         self._suspected: set[str | None] = set()
         self._chance = chance
@@ -119,7 +122,7 @@ class LeaseTracker:
             # to the owner of another partition. But only a claim takes an attempt over from another
             # worker.
             unknown = [attempt_id for attempt_id in heartbeat.tasks if not self._beat(attempt_id, heartbeat)]
-            unwatched = [attempt_id for attempt_id in unknown if not self._is_watched(attempt_id)]
+            unwatched = [attempt_id for attempt_id in unknown if not self.is_watched(attempt_id)]
             self._claim(unwatched, heartbeat, delivery)
         else:
             for attempt_id in heartbeat.tasks:
@@ -156,7 +159,8 @@ class LeaseTracker:
             return True
         return self._wheel.beat(attempt_id, heartbeat.worker, self._clock(), begun=heartbeat.begun)
 
-    def _is_watched(self, attempt_id: AttemptId) -> bool:
+    def is_watched(self, attempt_id: AttemptId) -> bool:
+        """Whether this process has a lease on an attempt, or a claim that is not written yet."""
         return attempt_id in self._claims or self._wheel.get(attempt_id) is not None
 
     def _end_lease(self, attempt_id: AttemptId, worker: str) -> None:
@@ -173,7 +177,7 @@ class LeaseTracker:
         Raises:
             PostgresUnavailable: no server.
         """
-        restored = await leases.held(self._pool, partitions, self._clock())
+        restored = await leases.held(self._pool, partitions, self._clock(), unclaimed=False)
         for lease in restored:
             self._wheel.grant(lease)
         if restored:
@@ -181,11 +185,11 @@ class LeaseTracker:
                 "Leases of assigned partitions are restored",
                 extra={"event": "leases_restored", "leases": len(restored), "partitions": sorted(partitions)},
             )
-        self._partitions |= partitions
+        self.partitions |= partitions
 
     def revoked(self, partitions: frozenset[int]) -> None:
         """Drops the leases of partitions that another process has now."""
-        self._partitions -= partitions
+        self.partitions -= partitions
         self._wheel.drop(partitions)
         dropped = [
             attempt_id for attempt_id, claim in self._claims.items() if claim.lease.partition in partitions
@@ -236,15 +240,8 @@ class LeaseTracker:
         heartbeat finds no lease, counts as a claim, and so leads to another revocation.
         """
         watched = [(lease.attempt_id, lease.worker) for lease in self._wheel]
-        recount = await self._find_unwatched(self._partitions, self._is_watched, now_s)
-        found = [lease for lease in recount.unwatched if lease.partition in self._partitions]
-        for lease in found:
-            self._wheel.grant(lease)
-        if found:
-            log.warning(
-                "Running attempts without a lease get one",
-                extra={"event": "unwatched_attempts_found", "attempts": len(found)},
-            )
+        recount = await self._find_unwatched(self.partitions, self.is_watched, now_s)
+        self.watch(recount.unwatched)
         held = {(lease.attempt_id, lease.worker) for lease in recount.held}
         over = [one for one in watched if one not in held]
         for attempt_id, worker in over:
@@ -253,6 +250,17 @@ class LeaseTracker:
             log.info(
                 "Leases of ended attempts are dropped; the next heartbeat of each is answered with a revocation",
                 extra={"event": "ended_leases_dropped", "attempts": len(over)},
+            )
+
+    def watch(self, unwatched: Sequence[Lease]) -> None:
+        """Grants leases to running attempts that have none, of the partitions of this process."""
+        found = [lease for lease in unwatched if lease.partition in self.partitions]
+        for lease in found:
+            self._wheel.grant(lease)
+        if found:
+            log.warning(
+                "Running attempts without a lease get one",
+                extra={"event": "unwatched_attempts_found", "attempts": len(found)},
             )
 
     async def _write_settled(self, now_s: float) -> None:
@@ -264,8 +272,8 @@ class LeaseTracker:
         if not settled:
             return
         current, refused, locked = await write_claims(self._pool, settled)
-        # The next tick writes the others, when the transaction that locks their tasks has ended.
-        settled = [claim for claim in settled if claim.lease.attempt_id.task_id not in locked]
+        # The next tick writes the others, when nothing stands before them.
+        settled = without_waiting(settled, locked, self._claims, now_s)
         # Attempts that another worker holds are not over, so their beats must not lead to a
         # revocation.
         held_by_others: Collection[AttemptId] = ()
@@ -300,7 +308,7 @@ class LeaseTracker:
                 await self._end(expired)
         except PostgresUnavailable:
             for lease in expired:
-                if lease.partition in self._partitions:
+                if lease.partition in self.partitions:
                     self._wheel.grant(lease)
             raise
 
@@ -382,17 +390,18 @@ class LeaseTracker:
         for worker, types in types_by_lost_worker.items():
             self._evict(worker, types)
         for ending, type_name in expiry.ended:
-            self._report(ending, type_name)
+            _report(self._metrics, ending, type_name)
 
-    def _report(self, ending: Ending, type_name: str) -> None:
-        self._metrics.lost[type_name] += 1
-        self._metrics.ended[ending.conclusion.state] += 1
-        log.warning(
-            "A lease expired",
-            extra={
-                "event": "lease_expired",
-                **ending.fence.ids(),
-                "task_type": type_name,
-                "worker": ending.worker,
-            },
-        )
+
+def _report(metrics: Metrics, ending: Ending, type_name: str) -> None:
+    metrics.lost[type_name] += 1
+    metrics.ended[ending.conclusion.state] += 1
+    log.warning(
+        "A lease expired",
+        extra={
+            "event": "lease_expired",
+            **ending.fence.ids(),
+            "task_type": type_name,
+            "worker": ending.worker,
+        },
+    )

@@ -42,9 +42,18 @@ class UnwatchedAttempts:
     Args:
         progress: of the stage processor.
         pool: of the database.
+        unclaimed: searches only those with which a worker went on, and which it has not claimed;
+            None searches all.
     """
 
-    def __init__(self, progress: ResultsProgress, pool: asyncpg.Pool[asyncpg.Record]) -> None:
+    def __init__(
+        self,
+        progress: ResultsProgress,
+        pool: asyncpg.Pool[asyncpg.Record],
+        *,
+        unclaimed: bool | None = None,
+    ) -> None:
+        self._unclaimed = unclaimed
         self._progress = progress
         self._pool = pool
         self._candidates: set[AttemptId] = set()
@@ -65,7 +74,7 @@ class UnwatchedAttempts:
         """
         # Before the query: afterwards a candidate that still runs has no result on Kafka.
         conclusive = await self._is_conclusive()
-        held = await leases.held(self._pool, partitions, now_s)
+        held = await leases.held(self._pool, partitions, now_s, unclaimed=self._unclaimed)
         if not conclusive:
             return Recount(held, [])
         unwatched = [lease for lease in held if not is_watched(lease.attempt_id)]

@@ -7,7 +7,7 @@ crash the sweeper does. One module, because all of this is one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +16,17 @@ import orjson
 
 from penstock.contracts.context import Context
 from penstock.contracts.event import Event, OutboxEntry
-from penstock.contracts.result import Failure, StageResult, traceback_end
+from penstock.contracts.result import Failure, traceback_end
 from penstock.contracts.revocation import Revocation
 from penstock.contracts.task_type import policy_of
-from penstock.core.attempt import AttemptId
-from penstock.core.completion import SUSPENDING, Conclusion, FailureCounts, Fence, Outcome
-from penstock.core.endings import RetryState, conclude_result, stored_state
+from penstock.core.attempt import AttemptId, count_of
+from penstock.core.completion import SUSPENDING, FailureCounts, Fence, Outcome
+from penstock.core.endings import RetryState
 from penstock.core.flow.waiting import waiting_definition
 from penstock.core.task import FINAL, State
 from penstock.postgres.connection import translated
-from penstock.postgres.outbox import PendingEvent, enqueue, sparse
+from penstock.postgres.ending import Ending, columns_of
+from penstock.postgres.outbox import PendingEvent, enqueue
 from penstock.postgres.queries import bound, fetch, query
 from penstock.postgres.repeating import transacted
 from penstock.postgres.tasks import encode_ref, flow_of
@@ -42,71 +43,7 @@ _WORD = {
 }
 
 
-# Not frozen: constructing a frozen dataclass is slower, and one is made for each stage that ends.
-@dataclass(slots=True, kw_only=True)
-class Ending:
-    """An attempt that ended, and where its task goes.
-
-    Attributes:
-        fence: the attempt.
-        outcome: how it ended.
-        conclusion: where the task goes.
-        worker: the worker that reported it, or that was lost.
-        context: the new context (next), the result (done), or what the task waits for (spawn,
-            wait).
-        next_stage: the stage after waiting (spawn, wait).
-        terms: of waiting (spawn, wait).
-        error: why, with fail, retry, handed_back and expired.
-        started_ms: when the handler began, milliseconds since 1970.
-        finished_ms: when it ended.
-    """
-
-    fence: Fence
-    outcome: Outcome
-    conclusion: Conclusion
-    worker: str | None
-    context: Context | None = None
-    next_stage: str | None = None
-    terms: Mapping[str, Any] | None = None
-    error: Failure | None = None
-    started_ms: int = 0
-    finished_ms: int = 0
-
-    @classmethod
-    def of(
-        cls, worker: str, result: StageResult, state: RetryState | None, chance: Callable[[], float]
-    ) -> Ending:
-        """The end of an attempt by its result.
-
-        Args:
-            worker: that reported it.
-            result: of the attempt.
-            state: with a result for which `counts_failures` is true.
-            chance: random numbers from 0 to 1, for the jitter.
-        """
-        conclusion = conclude_result(
-            result.fence,
-            result.outcome,
-            state,
-            next_stage=result.next_stage,
-            delay_s=None if result.delay_ms is None else result.delay_ms / 1000,
-            permanent=result.permanent,
-            max_attempts=result.max_attempts,
-            no_handler=result.no_handler,
-            chance=chance,
-        )
-        return cls(
-            fence=result.fence,
-            outcome=result.outcome,
-            conclusion=conclusion,
-            worker=worker,
-            context=result.context,
-            next_stage=result.next_stage,
-            terms=result.terms,
-            error=result.error_of(conclusion),
-            started_ms=result.started_ms,
-            finished_ms=result.finished_ms,
-        )
+NO_CHAINS: Mapping[Fence, Sequence[Ending]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +90,18 @@ async def advance(
     pool: asyncpg.Pool[asyncpg.Record],
     endings: Sequence[Ending],
     *,
+    chains: Mapping[Fence, Sequence[Ending]] = NO_CHAINS,
     late: bool = False,
     waits: bool = True,
     source: str = Platform.event_source,
 ) -> Advanced:
-    """Commits a batch of endings, at most one an attempt, each with its events.
+    """Commits a batch of endings, at most one a task, each with its events.
 
     Args:
         pool: of the database.
         endings: the attempts that ended.
+        chains: by the attempt of an ending, those that its worker ended before, of earlier stages
+            of the task (`core.going_on`). They take effect together, or none does.
         late: they end attempts that may not have begun (see `late_attempts`).
         waits: whether to wait for tasks that another transaction locks; else they are `locked`.
         source: of CloudEvents (see `Platform`).
@@ -169,7 +109,7 @@ async def advance(
     Raises:
         PostgresUnavailable: those that took effect are stale when they are committed again.
     """
-    columns = _columns(endings)
+    columns = columns_of(endings, chains)
     rows: list[asyncpg.Record] = []
     with translated():
         if not waits and all(e.outcome is Outcome.NEXT for e in endings):
@@ -182,7 +122,7 @@ async def advance(
         locked, with_events, outbox = frozenset[int](), list[asyncpg.Record](), OutboxEntry()
         if rest:
             details = {ending.fence: ending for ending in rest}
-            rest_columns = columns if len(rest) == len(endings) else _columns(rest)
+            rest_columns = columns if len(rest) == len(endings) else columns_of(rest, chains)
 
             async def move(connection: Any) -> tuple[frozenset[int], list[asyncpg.Record], OutboxEntry]:
                 if waits:
@@ -191,13 +131,17 @@ async def advance(
                     *bound("advance.advance", **rest_columns, late=late, alone=False)
                 )
                 locked = frozenset(moved.pop()["locked"] if moved and moved[-1]["locked"] else ())
-                return locked, moved, await _enqueue(connection, moved, details, source)
+                return locked, moved, await _enqueue(connection, moved, details, chains, source)
 
             locked, with_events, outbox = await transacted(pool, move)
     rows += with_events
     applied = [_fence(row) for row in rows]
     outbox.revocation = _revocation(endings, applied, late=late)
     traces = {f: row["traceparent"] for f, row in zip(applied, rows, strict=True) if row["traceparent"]}
+    for last in [fence for fence in applied if fence in chains]:
+        chained = [ending.fence for ending in chains[last]]
+        applied += chained
+        traces.update(dict.fromkeys(chained, traces[last]) if last in traces else {})
     return Advanced(set(applied), outbox, traces, locked)
 
 
@@ -207,7 +151,11 @@ def _fence(row: asyncpg.Record) -> Fence:
 
 
 async def _enqueue(
-    connection: Any, rows: Sequence[asyncpg.Record], details: Mapping[Fence, Ending], source: str
+    connection: Any,
+    rows: Sequence[asyncpg.Record],
+    details: Mapping[Fence, Ending],
+    chains: Mapping[Fence, Sequence[Ending]],
+    source: str,
 ) -> OutboxEntry:
     """Writes the waits, events and callbacks of tasks that have moved, in their transaction."""
     ended = [details[_fence(row)] for row in rows]
@@ -216,12 +164,19 @@ async def _enqueue(
     return await enqueue(
         connection,
         [
-            end_event(row, ending)
+            end_event(row if each is ending else _within(row, each), each)
             for row, ending in zip(rows, ended, strict=True)
-            if row["events"] == "all" or row["state"] in FINAL or row["callbacks"]
+            for each in [*chains.get(ending.fence, ()), ending]
+            if row["events"] == "all" or row["callbacks"] or (row["state"] in FINAL and each is ending)
         ],
         source,
     )
+
+
+def _within(row: asyncpg.Record, ending: Ending) -> Mapping[str, Any]:
+    """The row of a task as it was after an ending before the last of its chain."""
+    to = ending.conclusion
+    return {**row, "state": State.RUNNING, "stage": to.stage, "step": to.step, "attempt": to.attempt}
 
 
 async def suspend(connection: Any, endings: Sequence[Ending]) -> None:
@@ -260,6 +215,22 @@ async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
     return {fence: stage for fence, stage in found.items() if stage is not None and stage != fence.stage}
 
 
+async def ahead(executor: Any, fences: Sequence[Fence]) -> set[AttemptId]:
+    """Those of stale fences whose tasks are in an earlier step, and have not ended.
+
+    Raises:
+        PostgresUnavailable: no server.
+    """
+    rows = await fetch(
+        executor,
+        "advance.ahead",
+        [fence.id for fence in fences],
+        [fence.step for fence in fences],
+        [fence.attempt for fence in fences],
+    )
+    return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}
+
+
 def _revocation(endings: Sequence[Ending], applied: Sequence[Fence], *, late: bool) -> Revocation | None:
     """Revokes attempts that a worker may still run: expired or superseded ones."""
     over = {e.fence for e in endings if late or e.outcome is Outcome.EXPIRED}
@@ -267,11 +238,15 @@ def _revocation(endings: Sequence[Ending], applied: Sequence[Fence], *, late: bo
     return Revocation("superseded" if late else "expired", attempt_ids) if attempt_ids else None
 
 
-async def late_attempts(executor: Any, fences: Sequence[Fence]) -> dict[Fence, int]:
+async def late_attempts(executor: Any, workers: Mapping[Fence, str]) -> dict[Fence, int]:
     """Finds stale fences whose results may still count; returns the current attempt of each task.
 
     Their attempts expired, their stages are not finished since, and their types accept late
     results.
+
+    Args:
+        executor: of the statement.
+        workers: who reported each of them.
 
     Raises:
         PostgresUnavailable: no server.
@@ -279,10 +254,11 @@ async def late_attempts(executor: Any, fences: Sequence[Fence]) -> dict[Fence, i
     rows = await fetch(
         executor,
         "advance.late_attempts",
-        id=[fence.id for fence in fences],
-        step=[fence.step for fence in fences],
-        stage=[fence.stage for fence in fences],
-        attempt=[fence.attempt for fence in fences],
+        id=[fence.id for fence in workers],
+        step=[fence.step for fence in workers],
+        stage=[fence.stage for fence in workers],
+        attempt=[fence.attempt for fence in workers],
+        worker=list(workers.values()),
     )
     return {Fence(row["id"], row["step"], row["stage"], row["attempt"]): row["now_at"] for row in rows}
 
@@ -357,6 +333,7 @@ def transition_event(
     """
     # The id contains the attempt that ended, so each transition has its own.
     step, attempt = (ended.step, ended.attempt) if ended else (row["step"], row["attempt"])
+    attempt = count_of(attempt)
     event = Event(
         id=f"{row['id']}-{step}-{attempt}-{word}",
         name=f"task.{word}",
@@ -366,7 +343,7 @@ def transition_event(
             "type": row["type"],
             "stage": row["stage"],
             "step": row["step"],
-            "attempt": row["attempt"],
+            "attempt": count_of(row["attempt"]),
             "state": row["state"],
             "idempotency_key": row["idempotency_key"],
             "labels": orjson.loads(row["labels"]) if row["labels"] else {},
@@ -375,44 +352,3 @@ def transition_event(
         detail=detail,
     )
     return PendingEvent(event, row["callbacks"], row["events"], row["traceparent"])
-
-
-def _columns(endings: Sequence[Ending]) -> dict[str, list[Any] | None]:
-    conclusions = [e.conclusion for e in endings]
-    states = [stored_state(c) for c in conclusions]
-    contexts = [e.context for e in endings]
-    return {
-        "id": [e.fence.id for e in endings],
-        "step": [e.fence.step for e in endings],
-        "stage": [e.fence.stage for e in endings],
-        "attempt": [e.fence.attempt for e in endings],
-        "to_state": [state.value for state in states],
-        "to_stage": [c.stage for c in conclusions],
-        "to_step": [c.step for c in conclusions],
-        "to_attempt": [c.attempt for c in conclusions],
-        "failures": sparse([c.counts.failures or None for c in conclusions]),
-        "losses": sparse([c.counts.losses or None for c in conclusions]),
-        # Added to the database's clock, which decides when it is due.
-        "delay_s": sparse(
-            [
-                conclusion.delay_s if state is State.SCHEDULED else None
-                for conclusion, state in zip(conclusions, states, strict=True)
-            ]
-        ),
-        "content_type": [c.content_type.value if c else None for c in contexts],
-        "context": [c.data if c else None for c in contexts],
-        "context_ref": sparse([encode_ref(c.ref) if c else None for c in contexts]),
-        "error": sparse([_error(e) if e.error else None for e in endings]),
-        "outcome": [e.outcome.value for e in endings],
-        "worker": [e.worker for e in endings],
-        "started_ms": [e.started_ms or None for e in endings],
-        "finished_ms": [e.finished_ms or None for e in endings],
-    }
-
-
-def _error(ending: Ending) -> str:
-    """The column `error`."""
-    assert ending.error is not None
-    wire = ending.error.to_wire()
-    seconds = ending.conclusion.unhandled_s
-    return orjson.dumps({**wire, "unhandled_s": round(seconds, 3)} if seconds else wire).decode()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from penstock.core.attempt import CHOSEN
 from penstock.core.release_order import KEYS
 
 
@@ -299,6 +300,28 @@ PARAMETERS: Mapping[str, Mapping[str, str]] = {
         "worker": "text[]",
         "started_ms": "bigint[]",
         "finished_ms": "bigint[]",
+        "goes_on": "integer[]",
+        "partition": "integer[]",
+        # These are of the last attempt of a chain: its own fence, and the context it began with.
+        "last_step": "integer[]",
+        "last_stage": "text[]",
+        "last_attempt": "integer[]",
+        "input_type": "text[]",
+        "input": "bytea[]",
+        "input_ref": "text[]",
+    },
+    "chained_attempt": {
+        "chained_id": "bigint[]",
+        "chained_step": "integer[]",
+        "chained_stage": "text[]",
+        "chained_attempt": "integer[]",
+        "chained_started_ms": "bigint[]",
+        "chained_finished_ms": "bigint[]",
+        "chained_is_first": "boolean[]",
+        "chained_replaces": "boolean[]",
+        "chained_input_type": "text[]",
+        "chained_input": "bytea[]",
+        "chained_input_ref": "text[]",
     },
     "claim": {
         "id": "bigint[]",
@@ -318,6 +341,12 @@ LISTS: Mapping[str, Iterable[str]] = {
     "verbatim_columns": tuple(column.name for column in SUBMITTED if not column.computed),
     "history_columns": tuple(column.name for column in COLUMNS if column.in_history),
     **RELEASE_LISTS,
+    # Attempts from this number on have a number that a worker chose.
+    "first_chosen": (str(CHOSEN),),
+    # Whether a worker may go on with the task of a row `t` by the result `i`.
+    "goes_on": (
+        "(i.goes_on IS NOT NULL AND i.to_state = 'ready' AND NOT (t.pausing OR t.tracked OR t.state = 'paused'))",
+    ),
 }
 
 

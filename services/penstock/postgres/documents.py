@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from penstock.contracts import subscription
-from penstock.core.attempt import AttemptId
+from penstock.core.attempt import AttemptId, count_of
 from penstock.core.task import Priority
 from penstock.postgres.columns import SHOWN
 from penstock.postgres.tasks import context_of, flow_of
@@ -21,6 +21,7 @@ _CALLBACK_COLUMNS = ("id", "target", "state", "attempt", "error", "due_at", "cre
 def summary(row: Mapping[str, Any]) -> dict[str, Any]:
     """The document of a task in lists, without its large and detailed fields."""
     document = {name: row[name] for name in SHOWN}
+    document["attempt"] = count_of(row["attempt"])
     document["priority"] = Priority(row["priority"]).name
     # In types with a limit for each concurrency key, a task without one has the empty one in its
     # row.
@@ -58,6 +59,7 @@ def detail(row: Mapping[str, Any], inline_bytes: int | None = None) -> dict[str,
     document["attempts"] = [
         {
             **{name: attempt[name] for name in _ATTEMPT_COLUMNS},
+            "attempt": count_of(attempt["attempt"]),
             "error": _error(attempt),
             "log": AttemptId(row["id"], attempt["step"], attempt["attempt"]).log_path,
         }

@@ -11,7 +11,8 @@ from penstock.contracts.event import OutboxEntry
 from penstock.contracts.result import Failure
 from penstock.core.completion import Outcome
 from penstock.core.endings import ExpiredLease, conclude_expired
-from penstock.postgres.advance import Ending, advance, retry_states
+from penstock.postgres.advance import advance, retry_states
+from penstock.postgres.ending import Ending
 
 
 @dataclass(frozen=True, slots=True)

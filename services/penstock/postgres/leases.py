@@ -50,8 +50,21 @@ async def claimed(
     return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}, locked
 
 
-async def held(pool: asyncpg.Pool[asyncpg.Record], partitions: Iterable[int], now_s: float) -> list[Lease]:
+async def held(
+    pool: asyncpg.Pool[asyncpg.Record],
+    partitions: Iterable[int],
+    now_s: float,
+    *,
+    unclaimed: bool | None = None,
+) -> list[Lease]:
     """The leases of partitions, each with its whole timeout from `now_s` on.
+
+    Args:
+        pool: of the database.
+        partitions: of the heartbeats topic.
+        now_s: when they begin.
+        unclaimed: only those of attempts with which a worker went on and that have no claim, or
+            only the others; None is both.
 
     Raises:
         PostgresUnavailable: no server.
@@ -60,7 +73,7 @@ async def held(pool: asyncpg.Pool[asyncpg.Record], partitions: Iterable[int], no
     with translated():
         # By cursor: there may be a hundred thousand, and one answer of all would hold up the loop.
         async with pool.acquire() as connection, connection.transaction(readonly=True):
-            cursor = await connection.cursor(query("leases.held"), list(partitions))
+            cursor = await connection.cursor(query("leases.held"), list(partitions), unclaimed)
             while rows := await cursor.fetch(ROWS_PER_FETCH):
                 found += [_lease_of(row, now_s) for row in rows]
     return found

@@ -66,6 +66,7 @@ async def release(
     tracked: bool = False,
     excluded: Sequence[int] = (),
     version: str | None = None,
+    goes_on: bool = False,
 ) -> Released:
     """Releases the first `limit` ready tasks of a type.
 
@@ -79,6 +80,7 @@ async def release(
         excluded: tasks that are left out.
         version: of the type as it was loaded; if it has changed since, nothing is released. None
             releases by any version.
+        goes_on: workers may go on with those that do not count for limits (`core.going_on`).
     """
     rows = await session.fetch(
         "release.release",
@@ -92,7 +94,10 @@ async def release(
     locked = rows.pop()["locked"] if rows and rows[-1]["locked"] else []
     if not rows:
         return Released(None, locked)
-    return Released(Batch(rows[0]["release_id"], [ready_of(task_type, row) for row in rows]), locked)
+    tasks = [ready_of(task_type, row) for row in rows]
+    for task, row in zip(tasks, rows, strict=True):
+        task.goes_on = goes_on and not row["tracked"]
+    return Released(Batch(rows[0]["release_id"], tasks), locked)
 
 
 async def delete_notes(session: Session, confirmed: Sequence[int]) -> None:

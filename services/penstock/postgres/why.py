@@ -9,7 +9,7 @@ import asyncpg
 import orjson
 
 from penstock.contracts.result import traceback_end
-from penstock.core.attempt import AttemptId
+from penstock.core.attempt import AttemptId, count_of
 from penstock.core.release_order import START, Head, Position, level_of, position_in
 from penstock.core.task import Priority, State
 from penstock.core.why import COUNTED, Ahead, Facts, FlowPriority
@@ -56,7 +56,7 @@ async def facts(pool: asyncpg.Pool[asyncpg.Record], task_id: int) -> TaskFacts:
         state=State(row["state"]),
         since=row["finished_at"] or row["updated_at"],
         stage=row["stage"],
-        attempt=row["attempt"],
+        attempt=count_of(row["attempt"]),
         due_at=row["due_at"],
         error=f"{failure['kind']}: {failure['message']}" if failure else None,
         traceback=traceback_end(failure["traceback"]) if "traceback" in failure else None,

@@ -9,7 +9,7 @@ from penstock import metrics
 from penstock.core.completion import Fence
 from penstock.metrics import Sample
 from penstock.metrics.histogram import Histogram
-from penstock.postgres.advance import Ending
+from penstock.postgres.ending import Ending
 
 # Workers name the stages. A name that has a number in it would add a histogram for each task.
 MOST_STAGES = 1_000

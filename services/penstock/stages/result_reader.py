@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import orjson
 
+from penstock.contracts.going_on import HEADER as GOING_ON
+from penstock.contracts.going_on import decode_going_on
 from penstock.contracts.inbound import decode_results
 from penstock.contracts.report_tokens import HEADER, decode_tokens, unproven_report
 from penstock.contracts.result import StageResult
@@ -31,6 +33,10 @@ class ResultReader:
             KafkaUnavailable: an invalid result was not rejected.
         """
         worker, results, faults = decode_results(delivery.value)
+        # With tokens no worker goes on: only a ready record has one.
+        if not self._tokens and (going_on := decode_going_on(delivery.header(GOING_ON))):
+            for result in results:
+                result.goes_on = going_on.get((result.fence.id, result.fence.step))
         if self._tokens:
             given = decode_tokens(delivery.header(HEADER))
             # The failures of malformed entries are among the results: a guess must not end an

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock import tracing
-from penstock.postgres.advance import Advanced, Ending
+from penstock.core.attempt import count_of
+from penstock.postgres.advance import Advanced
+from penstock.postgres.ending import Ending
 
 
 def trace(endings: Sequence[Ending], advanced: Advanced, began_ns: int) -> None:
@@ -20,7 +22,7 @@ def trace(endings: Sequence[Ending], advanced: Advanced, began_ns: int) -> None:
             start_ns=began_ns,
             task_id=fence.id,
             stage=fence.stage,
-            attempt=fence.attempt,
+            attempt=count_of(fence.attempt),
             outcome=ending.outcome.value,
             state=ending.conclusion.state.value,
         )

@@ -196,6 +196,7 @@ class ReleaseLimiter:
                 take_confirmed(),
                 excluded=self._excluded(name),
                 version=version,
+                goes_on=True,
             )
             return self._result(name, released, limit)
         state = self._states.setdefault(name, _TypeState())

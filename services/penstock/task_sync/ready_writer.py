@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaProducer
 
 from penstock.contracts.ready import ReadyTask
 from penstock.core.completion import Fence
+from penstock.core.going_on import may_go_on
 from penstock.core.report_tokens import ReportTokens
 from penstock.errors import KafkaRefused, KafkaUnavailable
 from penstock.kafka.client.refusals import refuses_all
@@ -173,7 +174,10 @@ class ReadyWriter(Background):
         values: list[bytes] = []
         failed: dict[Fence, str] = {}
         for task in tasks:
-            task.token = self._tokens.of(task.fence.attempt_id)
+            task.token = self._tokens.of(task.attempt_id)
+            task.goes_on = task.goes_on and may_go_on(
+                proven=task.token is not None, suspect=task.isolation is not None
+            )
             try:
                 value = task.encode()
             except (TypeError, ValueError) as error:

@@ -10,7 +10,8 @@ import asyncpg
 from penstock.concurrency.retry import retry_until_available
 from penstock.contracts.result import Failure
 from penstock.core.completion import Fence, Outcome, conclude
-from penstock.postgres.advance import Ending, advance, retry_states
+from penstock.postgres.advance import advance, retry_states
+from penstock.postgres.ending import Ending
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import orjson
 from penstock.contracts.context import Context
 from penstock.core.flow.waiting import waiting_definition
 from penstock.core.task import Priority, State
-from penstock.postgres.advance import Ending
+from penstock.postgres.ending import Ending
 from penstock.postgres.tasks import encode_ref
 from penstock.testing.clock import Clock
 from penstock.testing.database import Row

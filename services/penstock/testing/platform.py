@@ -34,7 +34,8 @@ from penstock.core.endings import (
 )
 from penstock.core.leases import Lease, LeaseWheel
 from penstock.postgres import documents
-from penstock.postgres.advance import Ending, cancel_within, end_event
+from penstock.postgres.advance import cancel_within, end_event
+from penstock.postgres.ending import Ending
 from penstock.postgres.outbox import enqueue
 from penstock.submission import TaskKind
 from penstock.testing.clock import Clock

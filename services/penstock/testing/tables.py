@@ -25,7 +25,7 @@ from penstock.core.release_order import Head, first, position_of
 from penstock.core.suspects import isolation_of
 from penstock.core.task import FINAL, IN_FLIGHT, Priority, State, Transition, after, sources
 from penstock.errors import IdempotencyConflict, NotFound
-from penstock.postgres.advance import Ending
+from penstock.postgres.ending import Ending
 from penstock.postgres.tasks import Existing
 from penstock.testing.clock import Clock
 from penstock.testing.task_rows import FlowPlace, TaskRow, attempt_row

@@ -14,8 +14,8 @@ from penstock.contracts.result import Failure
 from penstock.core.attempt import AttemptId
 from penstock.core.completion import SUSPENDING, Fence, Outcome
 from penstock.core.task import Priority, State
-from penstock.postgres.advance import Ending
 from penstock.postgres.columns import SHOWN
+from penstock.postgres.ending import Ending
 from penstock.postgres.tasks import encode_ref
 from penstock.postgres.timeline import KEPT_INPUTS, SAME_INPUT
 from penstock.testing.database import Row

@@ -78,7 +78,10 @@ class Attempts:
         return self.in_flight
 
     def on_sent(self, results: Sequence[StageResult]) -> list[AttemptId]:
-        """Removes attempts whose results are stored; returns those that have a lease."""
+        """Removes attempts whose results are stored, and adds those that follow them.
+
+        Returns the attempts that have a lease.
+        """
         attempt_ids = [result.fence.attempt_id for result in results]
         # Slots of longer attempts do not become free within the horizon.
         quick = sum(
@@ -87,6 +90,10 @@ class Attempts:
             for result in results
         )
         self._backlog.add_ended(quick, time.monotonic())
+        follows = [result.follows for result in results if result.follows is not None]
+        # Before the attempts that they follow leave their room to others.
+        self.in_flight.add(follows)
+        self.unclaimed.add(follows)
         never_claimed = self._remove(attempt_ids)
         # The others have a lease, whose end needs the token.
         self._tokens.drop(never_claimed)

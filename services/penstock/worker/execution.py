@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from penstock import forking, tracing
 from penstock.contracts.progress import Progress
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import AWAY_MS, Failure, StageResult
-from penstock.core.attempt import AttemptId
+from penstock.core.attempt import AttemptId, count_of
 from penstock.core.retry import Backoff, StageRetries
 from penstock.errors import CorruptObject, ObjectsUnavailable
 from penstock.objects import ObjectStore
@@ -28,6 +29,7 @@ from penstock.worker.around import Around
 from penstock.worker.callables import is_async
 from penstock.worker.contexts import Contexts
 from penstock.worker.current import attempt_scope
+from penstock.worker.going_on import go_on
 from penstock.worker.handler_call import ABANDON_S, HandlerTimeout, Raised, call_on_thread
 from penstock.worker.log_buffer import LogBuffer, RunLog
 from penstock.worker.missing_handlers import MissingHandlers
@@ -143,7 +145,7 @@ class Execution:
             task_id=fence.id,
             type=ready.type,
             stage=fence.stage,
-            attempt=fence.attempt,
+            attempt=count_of(fence.attempt),
         ) as span:
             result = await self._logged(ready, abandon)
             if span is not None and result is not None:
@@ -159,7 +161,7 @@ class Execution:
 
     async def _logged(self, ready: ReadyTask, abandon: Callable[[StageResult], None]) -> StageResult | None:
         """Runs one attempt; its log ends with its result."""
-        run_log = self._logs.begin(ready.attempt_id, ready.token) if self._logs is not None else None
+        run_log = self._logs.begin(ready.attempt_id.counted, ready.token) if self._logs is not None else None
 
         def abandon_logged(result: StageResult) -> None:
             result = without_secrets(result, self._redact)
@@ -199,11 +201,11 @@ class Execution:
                 ready.type,
                 fence.stage,
                 fence.step,
-                fence.attempt,
+                count_of(fence.attempt),
                 ready.tries,
                 value,
                 run_log=run_log,
-                _report=self._report,
+                _report=lambda _counted, progress: self._report(ready.attempt_id, progress),
                 _redact=self._redact,
             )
             with attempt_scope(task):
@@ -236,6 +238,7 @@ class Execution:
         result = conclude(ready, stage.retries, returned, started_ms)
         if result.next_stage is not None:
             self._missing.on_next(ready.type, ready.fence.stage, result.next_stage)
+            go_on(ready, result, self.stages, time.monotonic())
         return result
 
     async def _call(self, stage: Stage, task: Task, ready: ReadyTask, limit: HandlerTimeout) -> Any:

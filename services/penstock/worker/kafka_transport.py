@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from aiokafka import AIOKafkaProducer
 
 from penstock.concurrency.retry import WORKER_BACKOFF, retry_until_available
+from penstock.contracts.going_on import headers_of_going_on
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import StageResult
 from penstock.core.attempt import AttemptId
@@ -72,6 +73,7 @@ class KafkaTransport:
 
         async def write(value: bytes, results: Sequence[StageResult]) -> None:
             headers = tokens.headers(result.fence.attempt_id for result in results)
+            headers += headers_of_going_on(results)
             with translated():
                 await self._producer.send_and_wait(
                     self._results, value, key=self._record_key, headers=headers

@@ -14,6 +14,7 @@ from collections.abc import Collection
 
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult, handed_back
+from penstock.core.going_on import is_follow
 from penstock.core.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,9 @@ class MissingHandlers:
                 extra={"event": "handler_missing", "task_type": type_name, "stage": stage, "has": has},
             )
         # Attempts that neither failed nor lost their worker: an upper bound of those handed back.
-        before = max(0, ready.fence.attempt - ready.tries)
+        # Numbers that a worker has chosen tell nothing.
+        attempt = 0 if is_follow(ready.fence.attempt) else ready.fence.attempt
+        before = max(0, attempt - ready.tries)
         return handed_back(
             ready.fence,
             reason,

@@ -152,6 +152,7 @@ class PlatformClient:
                 worker_id,
                 attempts.on_sent,
                 attempts.still_in_flight,
+                handlers.start,
                 in_flight.park,
                 ResultContexts(self._objects, in_flight.type_of).stored if self._objects else None,
             )
@@ -177,6 +178,7 @@ class PlatformClient:
         self, handlers: Handlers, pulling: Coroutine[Any, Any, None], status: StatusSender | None
     ) -> None:
         await until(self._stopping, pulling)
+        self._results.begin_end()
         handlers.end_pulling()
         await self._drained.wait()
         await self._results.wait_sent(self._store_s)

@@ -20,6 +20,7 @@ from penstock.concurrency.cancellation import cleanup_timeout
 from penstock.concurrency.retry import LASTING_ATTEMPT_S, WORKER_BACKOFF, retry_until_available
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
+from penstock.core.going_on import GOES_ON_S
 from penstock.errors import KafkaRefused, KafkaUnavailable, SessionLost
 from penstock.kafka.client.connection import admin_client, running, translated
 from penstock.kafka.client.group_consumer import GroupConsumer
@@ -299,7 +300,7 @@ class Member:
         """Adds what was fetched; returns its new tasks, and the timestamp of the oldest."""
         tasks: dict[AttemptId, ReadyTask] = {}
         read: list[tuple[TopicPartition, int, AttemptId | None]] = []
-        oldest_ms = float("inf")
+        oldest_ms, go_on_until_s = float("inf"), time.monotonic() + GOES_ON_S
         for partition, records in fetched.items():
             if records:
                 self._taken_ms[partition] = records[-1].timestamp
@@ -311,6 +312,7 @@ class Member:
                 # A rebalance repeats records, and after a crash a record may be there twice.
                 if ready is not None and ready.attempt_id not in self._in_flight:
                     tasks[ready.attempt_id] = ready
+                    ready.goes_on_until_s = go_on_until_s if ready.goes_on else 0.0
                     oldest_ms = min(oldest_ms, record.timestamp)
         self._in_flight.add(tasks.values(), reservation)
         self._unclaimed.add(tasks.values())

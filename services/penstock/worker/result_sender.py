@@ -14,6 +14,7 @@ import orjson
 from penstock.concurrency.batcher import Batcher
 from penstock.contracts.context import INLINE_LIMIT_BYTES, ContentType, Context
 from penstock.contracts.heartbeat import Heartbeat, Kind
+from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import RESULTS_PER_RECORD, StageResult, encode_results, handed_back, unwritable
 from penstock.core.attempt import AttemptId
 from penstock.errors import PenstockError
@@ -61,6 +62,7 @@ class ResultSender:
         still_in_flight: called before each batch; returns which of its attempts this worker still
             has. A result of a lost or revoked attempt is not sent, because another worker may have
             begun it.
+        start: called with attempts that follow results which are stored.
         park: called with an attempt whose result waits for the object store; frees its room.
         store: stores the large context of a result and returns the result with a reference, or None
             when the attempt is lost. None when a gateway stores large contexts.
@@ -74,6 +76,7 @@ class ResultSender:
         worker_id: str,
         on_sent: Callable[[Sequence[StageResult]], Iterable[AttemptId]],
         still_in_flight: Callable[[list[AttemptId]], Container[AttemptId]],
+        start: Callable[[list[ReadyTask]], object] = lambda _follows: None,
         park: Callable[[AttemptId], object] = lambda _attempt_id: None,
         store: Callable[[StageResult], Awaitable[StageResult | None]] | None = None,
         parked_bytes: int = PARKED_BYTES,
@@ -83,10 +86,12 @@ class ResultSender:
         self._transport = transport
         self._worker_id = worker_id
         self._on_sent = on_sent
+        self._start = start
         self._still_in_flight = still_in_flight
         # Results that other threads have added, and whether this loop will move them.
         self._added: deque[StageResult] = deque()
         self._move_scheduled = False
+        self._ending = False
         self._results: Batcher[StageResult] = Batcher(
             self._send, max_size=MAX_BATCH_BYTES, size_of=_size_bytes
         )
@@ -130,6 +135,10 @@ class ResultSender:
             self._parked_bytes += size_bytes
             self._park(attempt_id)
         self._large.add(result)
+
+    def begin_end(self) -> None:
+        """The worker stops: tasks with which it would go on are handed back."""
+        self._ending = True
 
     async def run(self) -> None:
         """Sends until cancelled.
@@ -181,6 +190,9 @@ class ResultSender:
         batch = self._without_lost(results)
         if not batch:
             return
+        if self._ending:
+            for result in batch:
+                result.goes_on, result.follows = None, None
         try:
             await self._transport.send_results(batch)
         except PenstockError:
@@ -188,9 +200,17 @@ class ResultSender:
         except Exception:  # noqa: BLE001 (`encodable` raises it again for the result at fault)
             # Nothing was sent. Outcomes are checked when a handler returns them, so this is a
             # defect, and it must cost one attempt only.
-            await self._transport.send_results([encodable(result) for result in batch])
+            batch = [encodable(result) for result in batch]
+            await self._transport.send_results(batch)
         for attempt_id in self._on_sent(batch):
             self._ended.add(attempt_id)
+        if follows := [result.follows for result in batch if result.follows is not None]:
+            if self._ending:
+                # The handlers take nothing more.
+                for ready in follows:
+                    self._results.add(handed_back(ready.fence, "the worker is stopping"))
+            else:
+                self._start(follows)
 
     async def _end_leases(self, attempt_ids: Sequence[AttemptId]) -> None:
         await self._transport.send_heartbeat(Heartbeat(Kind.RELEASE, self._worker_id, 0, list(attempt_ids)))

@@ -18,6 +18,7 @@ from penstock.contracts.heartbeat import Heartbeat, claims_of
 from penstock.contracts.ready import ReadyTask
 from penstock.core.attempt import AttemptId
 from penstock.core.early_start import EARLY_START, EarlyStart
+from penstock.core.going_on import is_follow
 from penstock.worker.heartbeat_sender import HeartbeatSender, HeartbeatTransport
 
 
@@ -92,7 +93,12 @@ class UnclaimedAttempts:
     def lose(self, attempt_ids: Iterable[AttemptId]) -> None:
         """Marks attempts that this worker stopped because their claims did not reach Kafka."""
         for attempt_id in attempt_ids:
-            if (entry := self._entries.get(attempt_id)) is not None:
+            if (entry := self._entries.get(attempt_id)) is None:
+                continue
+            if is_follow(entry.ready.fence.attempt):
+                # No record brings it back: the platform finds it without a claim.
+                del self._entries[attempt_id]
+            else:
                 entry.lost = True
 
     def lost(self, attempt_ids: Iterable[AttemptId]) -> list[AttemptId]:

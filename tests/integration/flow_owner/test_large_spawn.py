@@ -13,6 +13,7 @@ from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.core.completion import Fence, Outcome, conclude
 from penstock.postgres import advance, tasks
+from penstock.postgres.ending import Ending
 
 pytestmark = pytest.mark.long
 
@@ -40,7 +41,7 @@ async def test_a_stage_with_100_000_children_is_woken_once(pool):
     row = await pool.fetchrow("SELECT * FROM task WHERE id = $1", made.id)
     fence = Fence(made.id, row["step"], row["stage"], row["attempt"])
     children = Context.encode({"children": [{"type": "b", "context": n} for n in range(CHILDREN)]})
-    ending = advance.Ending(
+    ending = Ending(
         fence=fence,
         outcome=Outcome.SPAWN,
         conclusion=conclude(fence, Outcome.SPAWN),

@@ -23,6 +23,7 @@ from penstock.flow_owner.app import create_app
 from penstock.flow_owner.settings import FlowsSettings
 from penstock.objects import ObjectStore
 from penstock.postgres import advance, release, tasks, types
+from penstock.postgres.ending import Ending
 from penstock.postgres.flow_starts import match_events
 from penstock.postgres.flows import SHARDS
 from penstock.postgres.session import open_session
@@ -437,7 +438,7 @@ async def test_the_children_of_a_cancelled_task_are_cancelled(store, settings):
     await advance.advance(
         store.pool,
         [
-            advance.Ending(
+            Ending(
                 fence=fence,
                 outcome=Outcome.SPAWN,
                 conclusion=conclude(fence, Outcome.SPAWN),
@@ -465,7 +466,7 @@ async def test_a_child_of_another_namespace_is_refused(store, settings):
         batch = (await release.release(session, types.TaskType(name="a"), 1, [])).batch
     [released] = batch.tasks
     fence = released.fence
-    ending = advance.Ending(
+    ending = Ending(
         fence=fence,
         outcome=Outcome.SPAWN,
         conclusion=conclude(fence, Outcome.SPAWN),
@@ -498,7 +499,7 @@ async def test_a_child_with_a_wrong_field_is_refused(store, settings):
         {"stage": "a\0"},
     ]
     children = [*({"type": "b", **fields} for fields in wrong), {"type": "b", "key": None, "priority": "LOW"}]
-    ending = advance.Ending(
+    ending = Ending(
         fence=fence,
         outcome=Outcome.SPAWN,
         conclusion=conclude(fence, Outcome.SPAWN),

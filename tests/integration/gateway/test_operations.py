@@ -200,6 +200,7 @@ async def test_a_marked_task_is_paused_at_the_end_of_its_stage(db: Any) -> None:
         end |= {"to_step": 1, "to_attempt": 0, "delay_s": 3600.0 if to == "scheduled" else None}
         end |= {"content_type": "json", "context": b"2", "outcome": outcome, "worker": "w"}
         columns = {name: [end.get(name)] for name in LISTS["ended_attempt"]}
+        columns |= dict.fromkeys(LISTS["chained_attempt"])
         rows = await db.fetch(*bound("advance.advance", **columns, late=late, alone=False))
         assert len(rows) == 1, (to, late)
         row = await db.fetchrow("SELECT *, due_at > now() AS ahead FROM task WHERE id = $1", one)

@@ -2,23 +2,28 @@
 
 import asyncio
 import dataclasses
+from contextlib import asynccontextmanager
 
 import pytest
 from aiokafka import TopicPartition
 from tests.support.scraping import scrape
-from tests.support.services import read, running_service, write
+from tests.support.services import producing, read, running_service, write
 from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
+from penstock.contracts.going_on import headers_of_going_on
 from penstock.contracts.heartbeat import Heartbeat, Kind
 from penstock.contracts.result import StageResult, encode_results
 from penstock.contracts.submission import Submission
+from penstock.core.attempt import CHOSEN
 from penstock.core.completion import Fence, Outcome
+from penstock.heartbeats import lost_follows
 from penstock.heartbeats.app import create_app
 from penstock.heartbeats.results_progress import results_progress
 from penstock.heartbeats.settings import HeartbeatsSettings
 from penstock.heartbeats.unwatched import UnwatchedAttempts
 from penstock.kafka.client.connection import admin_client, make_consumer, running
+from penstock.kafka.topology.group_members import describe
 from penstock.kafka.topology.topics import service_group
 from penstock.local.ports import choose_port
 from penstock.postgres import release, tasks, types
@@ -425,3 +430,102 @@ async def test_a_worker_is_told_again_and_again_what_is_over(settings, pool, end
         revoked = await find_revoked(settings, [over])
         assert list(alive) not in revoked
         assert await state_of(pool, alive) == "running"
+
+
+async def test_a_claim_waits_for_the_result_before(settings, pool):
+    """H5: a worker that goes on with a task claims the next stage before the result of the last one
+    is committed. The claim is kept, and the attempt is not revoked."""
+    [attempt_id] = await release_tasks(pool, settings)
+    following = attempt_id._replace(step=1, attempt=CHOSEN)
+    async with running_service(create_app(settings)):
+        await send(settings, Kind.CLAIM, [following])
+        [other] = await release_tasks(pool, settings)
+        await send(settings, Kind.CLAIM, [other], follows="w")
+        await wait_until(lambda: pool.fetchval("SELECT count(*) = 1 FROM task WHERE state = 'running'"))
+        assert await state_of(pool, attempt_id) == "queued"
+        await pool.execute(
+            "UPDATE task SET state = 'running', step = 1, attempt = $2, worker = 'w', lease_partition = 0 WHERE id = $1",
+            attempt_id[0],
+            CHOSEN,
+        )
+        await wait_until(
+            lambda: pool.fetchval("SELECT lease_ms = 60000 FROM task WHERE id = $1", attempt_id[0]),
+            what="the claim is written",
+        )
+    assert await read(settings.kafka, f"{settings.prefix}revoked") == []
+
+
+def stages_of(settings):
+    """The stage processor of the deployment."""
+    return create_stages(
+        StagesSettings(
+            kafka=settings.kafka, prefix=settings.prefix, postgres=settings.postgres, objects=settings.objects
+        )
+    )
+
+
+async def go_on(settings, attempt_id, worker="gone"):
+    """Writes the result of a first stage with which its worker goes on."""
+    fence = Fence(attempt_id[0], 0, "start", 0)
+    ended = StageResult(fence=fence, outcome=Outcome.NEXT, next_stage="two", goes_on=CHOSEN)
+    async with producing(settings.kafka) as producer:
+        await producer.send_and_wait(
+            f"{settings.prefix}stage-results",
+            encode_results(worker, [ended]),
+            key=worker.encode(),
+            headers=headers_of_going_on([ended]),
+        )
+
+
+async def lost(pool, attempt_id):
+    """The task of an attempt when the one that followed it has expired; None before."""
+    statement = "SELECT step, stage, attempt, losses FROM task WHERE id = $1 AND attempt = 1"
+    return await pool.fetchrow(statement, attempt_id[0])
+
+
+async def test_an_attempt_whose_worker_went_on_and_was_lost_expires(settings, pool):
+    """H6, W4: kill -9 of a worker after the result with which it went on, before it has claimed the
+    next attempt. It is found soon, and its lease ends. As without a claim in general, the loss is
+    not charged."""
+    await pool.execute("UPDATE task_type SET lease_ms = 1000 WHERE name = 't'")
+    [attempt_id] = await release_tasks(pool, settings)
+    async with running_service(create_app(settings)), running_service(stages_of(settings)):
+        await go_on(settings, attempt_id)
+        row = await wait_until(lambda: lost(pool, attempt_id), what="the attempt has expired")
+    assert tuple(row) == (1, "two", 1, 0)
+
+
+@asynccontextmanager
+async def two_replicas(settings):
+    """Two heartbeat processors, each with one partition of two, and the stage processor."""
+    async with (
+        running_service(create_app(settings)),
+        running_service(create_app(settings)),
+        running_service(stages_of(settings)),
+        admin_client(settings) as admin,
+    ):
+        topic = f"{settings.prefix}heartbeats"
+
+        async def share():
+            members = await describe(admin, service_group(settings.prefix, "heartbeats")) or []
+            return sorted(sorted(member.partitions.get(topic, ())) for member in members) == [[0], [1]]
+
+        await wait_until(share, what="each replica has a partition")
+        yield
+
+
+async def test_one_of_two_replicas_finds_the_lost_attempt(settings, pool, monkeypatch):
+    """H6, H10: with two replicas, one of them gives a lease to an attempt whose worker went on and
+    was lost. It expires once."""
+    monkeypatch.setattr(lost_follows, "SEARCH_S", 0.3)
+    await pool.execute("UPDATE task_type SET lease_ms = 1000 WHERE name = 't'")
+    first, later = await release_tasks(pool, settings, 2)
+    async with two_replicas(settings):
+        await go_on(settings, first)
+        row = await wait_until(lambda: lost(pool, first), what="the attempt has expired")
+        # A second lease on the first attempt would expire before this one.
+        await go_on(settings, later)
+        await wait_until(lambda: lost(pool, later), what="the later one has expired")
+        assert tuple(await lost(pool, first)) == tuple(row) == (1, "two", 1, 0)
+    expired = "SELECT task_id, step, attempt FROM attempt WHERE outcome = 'expired' ORDER BY task_id"
+    assert [tuple(row) for row in await pool.fetch(expired)] == [(first[0], 1, 0), (later[0], 1, 0)]

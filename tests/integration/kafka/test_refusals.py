@@ -9,15 +9,15 @@ import pytest
 from tests.support.callback_targets import make_callback
 from tests.support.pipeline import System
 from tests.support.services import make_topics, read, running_service
+from tests.support.topics import limit
 from tests.support.waiting import in_time, wait_until
 
 from penstock.checks.app import Rule, check
 from penstock.contracts.context import Context
 from penstock.contracts.submission import Submission
 from penstock.contracts.validation import conform
-from penstock.kafka.client.connection import admin_client, make_producer, running
+from penstock.kafka.client.connection import make_producer, running
 from penstock.kafka.processing.outbox import redeliver
-from penstock.kafka.topology import topic_plan
 from penstock.kafka.topology.creation import create_topics
 from penstock.kafka.topology.topics import ready
 from penstock.postgres import callback_ends, callbacks, tasks, types
@@ -26,7 +26,7 @@ from penstock.postgres.session import open_session
 from penstock.settings import Platform
 from penstock.stages import app as stages
 from penstock.stages.settings import StagesSettings
-from penstock.worker import Done, Worker, WorkerSettings
+from penstock.worker import Done, Next, Worker, WorkerSettings
 
 # More than a lowered limit, and less than what a context may have inline.
 LARGE = "x" * 3_500
@@ -50,20 +50,6 @@ async def pool(settings):
 async def system(settings, pool):
     async with AsyncExitStack() as stack:
         yield System(settings.kafka, settings.prefix, settings.postgres, stack, pool)
-
-
-async def limit(settings, topic, size_bytes):
-    """Sets the largest batch of a topic, as an operator may, and waits until the broker applies
-    it."""
-    name = settings.prefix + topic
-    async with admin_client(settings) as client:
-        await topic_plan._alter(client, {name: {"max.message.bytes": str(size_bytes)}})
-
-        async def applied():
-            described = await topic_plan._describe(client, [name])
-            return described[name].configs["max.message.bytes"] == str(size_bytes)
-
-        await wait_until(applied, what=f"{name} takes {size_bytes} bytes")
 
 
 async def submit(pool, *values):
@@ -179,3 +165,26 @@ async def test_a_refused_callback_is_dead_and_delays_no_other(settings, pool):
     conform(letter, "callback-dead")
     assert (result["id"], result["outcome"], result["attempts"]) == (large.id, "dead", 0)
     assert "MessageSizeTooLargeError" in letter["error"]["message"]
+
+
+async def test_no_attempt_follows_a_refused_result(pool, system):
+    """W4: Kafka refuses a result with which the worker goes on. Its attempt fails and the next
+    stage does not begin; the worker goes on with the tasks beside it."""
+    await system.start("task-sync", "heartbeats", "stages")
+    await limit(system.settings(), "stage-results", 2_000)
+    worker, began = Worker(WorkerSettings(**system.where, objects="memory:///")), []
+
+    @worker.stage("t.start")
+    async def start(task):
+        return Next("two", task.context)
+
+    @worker.stage("t.two")
+    async def two(task):
+        began.append(task.id)
+        return Done()
+
+    async with running_service(worker.serve):
+        ids = await submit(pool, "a", LARGE, "b")
+        await system.become(succeeded=2, failed=1)
+    assert sorted(began) == [ids[0], ids[2]]
+    assert {record.get("step") for record in await system.records()} <= {0, None}

@@ -21,6 +21,7 @@ from penstock.gateway.batcher import SubmissionBatcher
 from penstock.postgres import advance, callbacks, leases, release, tasks, types
 from penstock.postgres.callbacks import OutcomeRow
 from penstock.postgres.connection import open_pool, translated
+from penstock.postgres.ending import Ending
 from penstock.postgres.queries import bound, query
 from penstock.postgres.session import open_session
 
@@ -88,7 +89,7 @@ async def test_changes_of_tasks_do_not_deadlock(database):
 
         async def end():
             endings = [
-                advance.Ending(
+                Ending(
                     fence=Fence(row["id"], row["step"], row["stage"], row["attempt"]),
                     outcome=Outcome.NEXT,
                     conclusion=Conclusion(

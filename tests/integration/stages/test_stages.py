@@ -18,6 +18,7 @@ from penstock.contracts.submission import Submission
 from penstock.core.completion import Outcome, conclude
 from penstock.core.retry import RetryPolicy
 from penstock.postgres import advance, release, tasks, types
+from penstock.postgres.ending import Ending
 from penstock.postgres.session import open_session
 from penstock.stages.app import create_app
 from penstock.stages.settings import StagesSettings
@@ -291,7 +292,7 @@ async def expire(pool, fence, max_attempts=9, max_losses=9):
     """Ends the attempt as the heartbeat processor does when a lease expires."""
     policy = RetryPolicy(max_attempts=max_attempts, base_s=60)
     conclusion = conclude(fence, Outcome.EXPIRED, policy=policy, max_losses=max_losses, chance=0)
-    ending = advance.Ending(fence=fence, outcome=Outcome.EXPIRED, conclusion=conclusion, worker=None)
+    ending = Ending(fence=fence, outcome=Outcome.EXPIRED, conclusion=conclusion, worker=None)
     done = await advance.advance(pool, [ending])
     assert done.applied == {fence}
     assert done.outbox.revocation.tasks == [fence.attempt_id]
@@ -402,7 +403,7 @@ async def test_a_cancelled_task_stays_cancelled(settings, pool):
 async def test_the_sweeper_publishes_the_outbox_of_a_crashed_process(settings, pool):
     """O1, C1: a process that dies after its commit leaves its outbox to the sweeper."""
     [fence] = await submit_and_release(pool, settings)
-    ending = advance.Ending(
+    ending = Ending(
         fence=fence,
         outcome=Outcome.DONE,
         conclusion=conclude(fence, Outcome.DONE),
@@ -428,9 +429,7 @@ async def test_the_sweeper_revokes_what_a_crashed_process_cancelled(settings, po
     await pool.execute("UPDATE task SET attempt = 3 WHERE id = $1", second.id)
     conclusion = conclude(done, Outcome.DONE)
     context = Context.encode("task.cancelled")
-    ending = advance.Ending(
-        fence=done, outcome=Outcome.DONE, conclusion=conclusion, worker="w", context=context
-    )
+    ending = Ending(fence=done, outcome=Outcome.DONE, conclusion=conclusion, worker="w", context=context)
     await advance.advance(pool, [ending])
     cancelled, entry = await advance.cancel(pool, [first.id, second.id])
     assert cancelled == [first.id, second.id]
@@ -485,7 +484,7 @@ async def test_two_processors_commit_a_stage_once(settings, pool):
     """W4, O3: when two replicas process the same results at the same time, one takes effect."""
     fences = await submit_and_release(pool, settings, 200)
     endings = [
-        advance.Ending(fence=f, outcome=Outcome.DONE, conclusion=conclude(f, Outcome.DONE), worker="w")
+        Ending(fence=f, outcome=Outcome.DONE, conclusion=conclude(f, Outcome.DONE), worker="w")
         for f in fences
     ]
     first, second = await asyncio.gather(advance.advance(pool, endings), advance.advance(pool, endings))

@@ -30,6 +30,7 @@ from penstock.errors import LockConflict, NotFound
 from penstock.local.ports import choose_port
 from penstock.postgres import advance, backlog, tasks, types
 from penstock.postgres.connection import open_pool
+from penstock.postgres.ending import Ending
 from penstock.postgres.queries import bound, query, statement
 from penstock.settings import Platform
 from penstock.task_sync import backlog_counters
@@ -146,7 +147,7 @@ class RandomOperations:
             )
             fence = Fence(row["id"], row["step"], row["stage"], row["attempt"])
             conclusion = Conclusion(state, stage, step, attempt, delay_s, FailureCounts())
-            endings.append(advance.Ending(fence=fence, outcome=outcome, conclusion=conclusion, worker="w"))
+            endings.append(Ending(fence=fence, outcome=outcome, conclusion=conclusion, worker="w"))
         if endings:
             await advance.advance(self.pool, endings)
 

@@ -18,6 +18,7 @@ from penstock.kafka.client.connection import make_consumer, running
 from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import advance, concurrency_keys, tasks, types
 from penstock.postgres.concurrency_keys import ConcurrencyKeyChange
+from penstock.postgres.ending import Ending
 from penstock.postgres.queries import query
 from penstock.postgres.session import open_session
 from penstock.postgres.types import TaskType
@@ -58,7 +59,7 @@ async def become(pool, state, count, condition="true"):
 async def finish(pool, ids, state=State.SUCCEEDED):
     """Ends tasks as the stage processor does."""
     endings = [
-        advance.Ending(
+        Ending(
             fence=Fence(task_id, 0, "start", 0),
             outcome=Outcome.DONE,
             conclusion=Conclusion(state, "start", 0, 0, 0.0, FailureCounts()),
@@ -325,9 +326,7 @@ async def advance_to(pool, ids):
     """Advances tasks to the second stage, as the stage processor does."""
     conclusion = Conclusion(State.READY, "second", 1, 0, 0.0, FailureCounts())
     endings = [
-        advance.Ending(
-            fence=Fence(task_id, 0, "start", 0), outcome=Outcome.NEXT, conclusion=conclusion, worker="w"
-        )
+        Ending(fence=Fence(task_id, 0, "start", 0), outcome=Outcome.NEXT, conclusion=conclusion, worker="w")
         for task_id in ids
     ]
     assert len((await advance.advance(pool, endings)).applied) == len(ids)

@@ -93,7 +93,10 @@ def collector() -> Iterator[Collector]:
 
 
 class Deployment:
-    """All services, and a worker with two stages, each with a span of its own."""
+    """All services, and a worker with two stages of two types, each stage with a span of its own.
+
+    Each stage of type `t` has a release. The worker goes on with tasks of type `free`.
+    """
 
     def __init__(self, kafka: Kafka, gateway: Caller, target: Target) -> None:
         self.kafka = kafka
@@ -119,16 +122,18 @@ async def deployment(
     objects = f"file://{tmp_path}"
     worker = Worker(WorkerSettings(**kafka_settings, objects=objects))
 
-    @worker.stage("t.start")
-    async def start(_task: Any) -> Any:
-        with trace.get_tracer("user").start_as_current_span("user span"):
-            return Next("finish")
+    for name in ("t", "free"):
 
-    @worker.stage("t.finish")
-    def finish(_task: Any) -> Any:
-        # A plain function runs on a thread of its own.
-        trace.get_tracer("user").start_span("user thread span").end()
-        return Done()
+        @worker.stage(f"{name}.start")
+        async def start(_task: Any) -> Any:
+            with trace.get_tracer("user").start_as_current_span("user span"):
+                return Next("finish")
+
+        @worker.stage(f"{name}.finish")
+        def finish(_task: Any) -> Any:
+            # A plain function runs on a thread of its own.
+            trace.get_tracer("user").start_span("user thread span").end()
+            return Done()
 
     apps = [
         task_sync.create_app(TaskSyncSettings(**kafka_settings, postgres=database, objects=objects)),
@@ -149,7 +154,8 @@ async def deployment(
         gateway = await stack.enter_async_context(
             running_gateway(**kafka_settings, postgres=database, objects=objects)
         )
-        await gateway.post("/types", {"name": "t", "callbacks": [target.url]})
+        await gateway.post("/types", {"name": "t", "callbacks": [target.url], "max_in_flight": 100})
+        await gateway.post("/types", {"name": "free", "callbacks": [target.url]})
         await stack.enter_async_context(running_service(worker.serve))
         yield Deployment(kafka, gateway, target)
 
@@ -196,6 +202,21 @@ async def test_one_trace_contains_submission_and_callback(
 
     assert "traceparent" not in await deployment.callback_headers(unsampled.body["id"])
     assert collector.spans_of("5" * 32) == []
+
+
+async def test_stages_with_which_a_worker_goes_on_are_in_the_trace(
+    collector: Collector, deployment: Deployment
+) -> None:
+    """O4: such a task has one release, and both attempts are below it."""
+    trace_id = "6" * 32
+    headers = {"traceparent": f"00-{trace_id}-{'1' * 16}-01"}
+    await deployment.gateway.post("/tasks", {"type": "free"}, headers=headers)
+    names = [*ONE_TASK]
+    names.remove("release")
+    await wait_until(arrived(collector, trace_id, names))
+    spans = collector.spans_of(trace_id)
+    [release] = [span.span_id for span in spans if span.name == "release"]
+    assert [span.parent_span_id for span in spans if span.name == "attempt"] == [release] * 2
 
 
 async def test_a_submitted_record_continues_its_trace(collector: Collector, deployment: Deployment) -> None:

@@ -11,9 +11,10 @@ import pytest
 from penstock.contracts.result import StageResult, encode_results
 from penstock.core.completion import Fence, Outcome, conclude
 from penstock.errors import Fatal
-from penstock.postgres.advance import Ending
+from penstock.postgres.ending import Ending
 from penstock.stages.handlers import Committer
 from penstock.stages.metrics import Metrics
+from penstock.stages.result_writer import ResultWriter
 from penstock.stages.settings import StagesSettings
 
 
@@ -24,14 +25,14 @@ async def test_a_record_after_a_failed_commit_is_refused_at_once(monkeypatch: py
     async def fail(*_arguments: object) -> None:
         raise Fatal("the statement is wrong")
 
-    monkeypatch.setattr(Committer, "_advance", fail)
+    monkeypatch.setattr(ResultWriter, "in_rounds", fail)
     pool: Any = None
     committer = Committer(StagesSettings(), pool, pool, lambda: 0.5)
     settled: list[int] = []
 
     def delivery(offset: int) -> Any:
         value = encode_results("w", [StageResult(fence=Fence(offset, 0, "s", 0), outcome=Outcome.DONE)])
-        return SimpleNamespace(value=value, settle=lambda: settled.append(offset))
+        return SimpleNamespace(value=value, header=lambda _name: None, settle=lambda: settled.append(offset))
 
     running = asyncio.create_task(committer.run())
     await committer.take(delivery(1))

@@ -51,7 +51,13 @@ class Rig:
         self.gateway_store = asyncio.Event()
         store_result = None if store is None else ResultContexts(store, self.in_flight.type_of).stored
         self.sender = ResultSender(
-            self, "w", self._on_sent, lambda _ids: self.in_flight, self.in_flight.park, store_result, **bounds
+            self,
+            "w",
+            self._on_sent,
+            lambda _ids: self.in_flight,
+            park=self.in_flight.park,
+            store=store_result,
+            **bounds,
         )
 
     async def send_results(self, results: Sequence[StageResult]) -> None:

@@ -1,6 +1,7 @@
 """Attempts that run before they are claimed."""
 
 import asyncio
+import dataclasses
 from contextlib import asynccontextmanager
 
 import pytest
@@ -8,6 +9,7 @@ from tests.support.waiting import wait_until
 
 from penstock.contracts.context import Context
 from penstock.contracts.ready import ReadyTask
+from penstock.core.attempt import CHOSEN
 from penstock.core.completion import Fence
 from penstock.core.early_start import EarlyStart
 from penstock.errors import KafkaUnavailable
@@ -122,6 +124,18 @@ async def test_an_attempt_without_a_claim_is_cut_off_like_any_other(rig):
     await claiming
     assert rig.transport.claims == []
     assert (1, 0, 0) in rig.attempts
+
+
+async def test_an_attempt_with_which_the_worker_went_on_is_forgotten_when_it_is_cut_off(rig):
+    """W6: no record brings it back to this worker, so nothing waits for one."""
+    follows = dataclasses.replace(task(1), fence=Fence(1, 0, "s", CHOSEN))
+    attempt_id = follows.attempt_id
+    rig.attempts.add([follows])
+    rig.attempts.lose([attempt_id])
+    assert attempt_id not in rig.attempts
+    assert rig.attempts.lost([attempt_id]) == []
+    await rig.attempts.claim([attempt_id])
+    assert rig.transport.claims == []
 
 
 async def test_an_attempt_that_waits_is_not_claimed_with_those_that_run():

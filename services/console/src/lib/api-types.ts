@@ -200,7 +200,7 @@ export type PublicKeys = { "keys": ({ "id": string; "scheme": "v1a"; "public_key
 
 export type Readiness = { "status": "ready" | "ready in part" | "not ready"; "checks": { "postgres": string; "kafka": string; "writes"?: string; "objects": string } };
 
-export type ReadyTask = { "id": number; "step": number; "stage": string; "attempt": number; "type": string; "tries"?: number; "priority"?: "HIGHEST" | "HIGH" | "MEDIUM" | "LOW" | "LOWEST"; "token"?: string; "lease_ms": number; "content_type": "json" | "text" | "url" | "bytes"; "context"?: unknown; "context_ref"?: { "key": string; "sha256": string; "size": number }; "traceparent"?: string; "isolation"?: "one" | "alone" };
+export type ReadyTask = { "id": number; "step": number; "stage": string; "attempt": number; "type": string; "tries"?: number; "priority"?: "HIGHEST" | "HIGH" | "MEDIUM" | "LOW" | "LOWEST"; "token"?: string; "goes_on"?: boolean; "lease_ms": number; "content_type": "json" | "text" | "url" | "bytes"; "context"?: unknown; "context_ref"?: { "key": string; "sha256": string; "size": number }; "traceparent"?: string; "isolation"?: "one" | "alone" };
 
 export type Rejected = { "index": number; "errors": Fault[] };
 

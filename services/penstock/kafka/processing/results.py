@@ -39,6 +39,8 @@ async def write_results(
             "Kafka refuses a result; its attempt fails",
             extra={"event": "result_refused", **results[0].fence.ids(), "error": str(error)},
         )
+        # No attempt follows a failure.
+        results[0].goes_on, results[0].follows = None, None
         try:
             await write(encode_results(worker, [unwritable(results[0], error)]), results)
         except RecordsRefused as again:

@@ -139,7 +139,9 @@ WITH input AS (
     FROM moved m JOIN free f ON f.id = m.id
     UNION ALL
     SELECT c.id, c.step, CASE WHEN c.attempt < {{first_chosen}} THEN c.attempt ELSE 0 END, c.stage, 'next', m.by_worker, NULL,
-           CASE WHEN c.is_first THEN f.queued_at ELSE to_timestamp(c.started_ms / 1000.0) END,
+           CASE WHEN NOT c.is_first THEN to_timestamp(c.started_ms / 1000.0)
+                WHEN c.attempt >= {{first_chosen}} THEN least(f.queued_at, to_timestamp(c.started_ms / 1000.0))
+                ELSE f.queued_at END,
            to_timestamp(c.started_ms / 1000.0), coalesce(to_timestamp(c.finished_ms / 1000.0), now()),
            CASE WHEN c.step >= 64 THEN NULL WHEN c.replaces THEN coalesce(c.input_type, f.content_type) ELSE 'same' END,
            CASE WHEN c.step >= 64 OR NOT c.replaces THEN NULL WHEN c.input_type IS NULL THEN f.context ELSE c.input END,

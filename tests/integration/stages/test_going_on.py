@@ -131,6 +131,21 @@ async def test_a_task_that_must_stop_stops(settings, pool, change, state):
         assert (await task(pool, fence))["state"] == state
 
 
+async def test_an_attempt_was_queued_when_it_began(settings, pool):
+    """O5: the worker begins an attempt before the commit that queues it, and the rest of its chain
+    is committed later. No stage was queued after it began."""
+    [fence] = await submit_and_release(pool, settings)
+    first, second = next_of(fence, "two")
+    then, third = next_of(second, "three")
+    async with running_service(create_app(settings)):
+        await send(settings, first)
+        await in_state(pool, fence, "running")
+        await send(settings, then, result(third, Outcome.DONE))
+        await in_state(pool, fence, "succeeded")
+    late = "SELECT step FROM attempt WHERE task_id = $1 AND step > 0 AND queued_at > started_at"
+    assert await pool.fetch(late, fence.id) == []
+
+
 async def test_a_result_waits_for_the_one_before(settings, pool):
     """W4: the record with the earlier result is delivered after that with the later one, as after a
     crash of the stage processor."""

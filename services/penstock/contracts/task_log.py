@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from penstock.core.attempt import count_of
 from penstock.core.log_chunk import Chunk, RunId
 
 # Bytes of lines in one record, well below the broker's limit.
@@ -94,5 +95,5 @@ def _writable(text: str) -> str:
 def chunk_from_wire(raw: Mapping[str, Any], worker: str | None = None) -> Chunk:
     """A chunk that is valid by the schema, or of a segment."""
     # JSON Schema counts 81.0 among the integers.
-    run = RunId(int(raw["id"]), int(raw["step"]), int(raw["attempt"]), raw["run"])
+    run = RunId(int(raw["id"]), int(raw["step"]), count_of(int(raw["attempt"])), raw["run"])
     return Chunk(run, worker or raw["worker"], int(raw["first"]), raw["lines"], raw.get("end"))

@@ -54,7 +54,7 @@ class Fence(NamedTuple):
 
     def ids(self) -> dict[str, object]:
         """The fields of a log record about this attempt."""
-        return {"task": self.id, "step": self.step, "stage": self.stage, "attempt": self.attempt}
+        return {"task": self.id, "step": self.step, "stage": self.stage, "attempt": count_of(self.attempt)}
 
 
 class FailureCounts(NamedTuple):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.core.attempt import count_of
 from penstock.core.completion import Outcome
 from penstock.core.log_view import LOST, UNFINISHED
 from penstock.core.task import FINAL
@@ -21,8 +20,7 @@ SKEW = timedelta(hours=1)
 def ended_attempt(row: Mapping[str, Any], step: int, attempt: int) -> Mapping[str, Any] | None:
     """The entry of an attempt that has ended; None for others."""
     return next(
-        (each for each in row["attempts"] if (each["step"], count_of(each["attempt"])) == (step, attempt)),
-        None,
+        (each for each in row["attempts"] if (each["step"], each["attempt"]) == (step, attempt)), None
     )
 
 
@@ -32,9 +30,7 @@ def require_attempt(row: Mapping[str, Any], step: int, attempt: int) -> None:
     Raises:
         NotFound: it has not.
     """
-    if (step, attempt) > (row["step"], count_of(row["attempt"])) and ended_attempt(
-        row, step, attempt
-    ) is None:
+    if (step, attempt) > (row["step"], row["attempt"]) and ended_attempt(row, step, attempt) is None:
         raise NotFound(f"task {row['id']} has no attempt {attempt} of step {step}")
 
 
@@ -52,7 +48,7 @@ def state_of(row: Mapping[str, Any], step: int, attempt: int, *, ended: str | No
         lost = found["outcome"] == Outcome.EXPIRED and ended is None
         state = "lost" if lost else "ended"
         return {"state": state, "outcome": found["outcome"], "stage": found["stage"]}
-    current = (row["step"], count_of(row["attempt"])) == (step, attempt)
+    current = (row["step"], row["attempt"]) == (step, attempt)
     if not current or row["state"] in FINAL or ended is not None:
         return {"state": "ended", "outcome": ended, "stage": row["stage"] if current else None}
     state = "running" if row["state"] in ("queued", "running") else "waiting"

@@ -59,7 +59,6 @@ def detail(row: Mapping[str, Any], inline_bytes: int | None = None) -> dict[str,
     document["attempts"] = [
         {
             **{name: attempt[name] for name in _ATTEMPT_COLUMNS},
-            "attempt": count_of(attempt["attempt"]),
             "error": _error(attempt),
             "log": AttemptId(row["id"], attempt["step"], attempt["attempt"]).log_path,
         }

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import asyncpg
 import orjson
 
+from penstock.core.attempt import count_of
 from penstock.core.history import Part, span_of
 from penstock.errors import LockConflict, PostgresUnavailable
 from penstock.postgres.queries import fetch, fetchval
@@ -233,6 +234,7 @@ def as_task(row: Mapping[str, Any] | asyncpg.Record) -> dict[str, Any]:
     """A row of history in the shape of `penstock.postgres.tasks.get`."""
     return {
         **row,
+        "attempt": count_of(row["attempt"]),
         # Columns of unfinished tasks only.
         "pausing": False,
         "due_at": None,

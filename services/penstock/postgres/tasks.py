@@ -16,6 +16,7 @@ from penstock.contracts import subscription
 from penstock.contracts.context import ContentType, Context, ObjectRef
 from penstock.contracts.submission import Submission
 from penstock.core.access import namespace_of
+from penstock.core.attempt import count_of
 from penstock.errors import IdempotencyConflict, NotFound
 from penstock.postgres import history
 from penstock.postgres.columns import SUBMITTED
@@ -194,6 +195,8 @@ async def namespaces(executor: Any, ids: Iterable[int]) -> dict[int, str]:
 async def get(executor: Any, task_id: int) -> dict[str, Any]:
     """The row of one task with its attempts and callbacks, from the live tables or history.
 
+    The number of its attempt is the count (`core.attempt.count_of`), as that of its history.
+
     Raises:
         NotFound: no task has this id, or its day of history was dropped.
         PostgresUnavailable: the server does not answer.
@@ -208,7 +211,12 @@ async def get(executor: Any, task_id: int) -> dict[str, Any]:
         if row is None:
             raise NotFound(f"there is no task {task_id}")
         return history.as_task(row)
-    return {**row, "attempts": [dict(a) for a in attempts], "callbacks_owed": [dict(c) for c in callbacks]}
+    return {
+        **row,
+        "attempt": count_of(row["attempt"]),
+        "attempts": [dict(a) for a in attempts],
+        "callbacks_owed": [dict(c) for c in callbacks],
+    }
 
 
 async def by_ids(executor: Any, ids: Sequence[int]) -> list[asyncpg.Record]:

@@ -153,6 +153,8 @@ async def test_the_timeline_has_inputs_and_attempts(pipeline):
     assert (first["stage"], first["input"], first["input_size"]) == ("first", ["x"], 5)
     assert (second["stage"], second["input"]) == ("second", ["x", "first"])
     [running] = second["attempts"]
+    # Also where its worker chose the number.
+    assert running["attempt"] == 0
     assert (running["outcome"], running["finished_at"], running["worker"]) == (None, None, task.raw["worker"])
     assert running["queued_at"] <= running["started_at"]
     # The list of ended attempts has no running one.

@@ -296,8 +296,8 @@ async def test_repeated_and_missing_lines(logs):
 
 
 async def test_a_large_log_is_read_block_by_block(logs, monkeypatch):
-    """L: 10 MiB, and more that was dropped, with a line of 1 MB: the gateway holds a small part of
-    it in memory, reads the last lines alone for `tail`, and shows what is missing."""
+    """L: a log of 10 MiB at most, and more that was dropped, with a line of 1 MB: the gateway holds a
+    small part of it in memory, reads the last lines alone for `tail`, and shows what is missing."""
     service, _settings = logs.service(logs_segment_s=0.1)
 
     async def handler(task):
@@ -333,9 +333,9 @@ async def test_a_large_log_is_read_block_by_block(logs, monkeypatch):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert sum(sizes) > 10_000_000
     assert max(sizes) < 3 * log_segment.BLOCK_BYTES
-    assert peak < 4 * 1024 * 1024
+    # On a busy machine more lines are dropped, so the log has no certain size.
+    assert peak < min(4 * 1024 * 1024, sum(sizes) / 2)
     sizes.clear()
     [run] = await logs.runs(task)
     assert run["dropped_lines"] > 0

@@ -296,8 +296,8 @@ async def test_repeated_and_missing_lines(logs):
 
 
 async def test_a_large_log_is_read_block_by_block(logs, monkeypatch):
-    """L: a log of 10 MiB at most, and more that was dropped, with a line of 1 MB: the gateway holds a
-    small part of it in memory, reads the last lines alone for `tail`, and shows what is missing."""
+    """L: a log near the limit, with a line of 1 MB and dropped lines: the gateway holds a small
+    part of it in memory, reads the last lines alone for `tail`, and shows what is missing."""
     service, _settings = logs.service(logs_segment_s=0.1)
 
     async def handler(task):

@@ -59,8 +59,8 @@ WHERE t.id = ANY ($id::bigint[]) AND a.task_id = ANY ($id::bigint[])
 -- already, so the task is `running` there. It has no claim yet: the heartbeat processor of the
 -- worker's `partition` finds it, should the worker be lost before it claims or ends the attempt.
 -- A worker that goes on ends several stages of a task. Such a chain takes effect as a whole: the
--- fence is that of its first attempt, `last_step` and the like are of its last. `chained_id` and the
--- like are those before the last. A task that must stop between them is not moved.
+-- fence is that of its first attempt, `last_step` and the like are of its last. `chained_id` and
+-- the like are those before the last. A task that must stop between them is not moved.
 WITH input AS (
     SELECT *
     FROM unnest({{$ended_attempt}}) AS i ({{ended_attempt}})

@@ -6,7 +6,8 @@
 -- they are, and so are those in an earlier step, whose worker went on before the commit of its
 -- result; a last row has their ids.
 WITH free AS MATERIALIZED (
-    -- Tasks in an earlier step are left out: a lock would delay the commit that the claim waits for.
+    -- Tasks in an earlier step are left out: a lock would delay the commit for which the claim
+    -- waits.
     SELECT t.id FROM task t JOIN unnest($id::bigint[], $step::integer[]) AS i (id, step) ON t.id = i.id AND t.step >= i.step
     WHERE t.id = ANY ($id::bigint[]) ORDER BY t.id FOR NO KEY UPDATE OF t SKIP LOCKED
 ), written AS (

@@ -108,7 +108,7 @@ async def test_people_see_the_count_of_attempts(system):
     assert {event["task"]["attempt"] for event in events} == {0}
 
 
-async def test_tasks_of_a_type_with_limits_take_their_turns(system):
+async def test_each_stage_of_a_type_with_limits_is_released(system):
     """S8: each stage of such a task passes its limits."""
     await start_worker(system)
     assert await run(system, "limited", 5) == [0] * 5 + [1] * 5 + [2] * 5

@@ -86,7 +86,7 @@ def test_a_kept_context_is_that_of_the_attempt_before() -> None:
     ],
     ids=["late", "no handler", "limited", "delay", "done", "spawn", "large", "reference"],
 )
-def test_other_results_are_followed_by_nothing(fields: dict[str, Any], now_s: float) -> None:
+def test_no_attempt_follows_other_results(fields: dict[str, Any], now_s: float) -> None:
     """S3, S4: a worker goes on for a second, at once, with contexts that it has."""
     ended = result(**fields)
     go_on(ready(), ended, STAGES, now_s)

@@ -62,7 +62,7 @@ def create_app(settings: HeartbeatsSettings) -> process.Service:
                 {HEARTBEATS: take},
                 on_assigned=assigned,
                 on_revoked=revoked,
-                linger_s=settings.linger_s,
+                gap_s=lambda: settings.linger_s,
                 servers=(
                     partial(postgres_health.ping, settings.postgres, pooled=settings.pooled),
                     partial(kafka_health.ping, settings),

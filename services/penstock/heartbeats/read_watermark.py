@@ -14,7 +14,7 @@ from penstock.heartbeats.results_progress import ResultsProgress
 
 log = logging.getLogger(__name__)
 
-# Records may linger in a fetch for about this time. Without the wait an expiry would be a tick
+# Records may wait for the next fetch for about this time. Without the wait an expiry would be a tick
 # later.
 LINGER_S = 0.5
 POLL_EVERY_S = 0.05

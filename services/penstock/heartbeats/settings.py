@@ -23,7 +23,7 @@ class HeartbeatsSettings(ProcessorSettings, Platform, Metered, Reporting):
 
     linger_s: float = option(
         0.1,
-        "Seconds that Kafka may delay claims and beats to return more at once, which saves CPU at low rates.",
+        "Seconds between two reads of claims and beats, so that more are read at once, which saves CPU.",
     )
 
     recount_s: float = option(

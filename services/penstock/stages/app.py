@@ -40,6 +40,7 @@ def create_app(settings: StagesSettings) -> process.Service:
             session = await stack.enter_async_context(open_session(settings.sessions, f"{NAME} sweeper"))
             producer = await stack.enter_async_context(running(make_producer(settings)))
             publisher = Publisher(producer, settings, partial(outbox.delete_published, pool))
+            committer = Committer(settings, pool, publisher, random.random)
 
             async def take(delivery: Delivery) -> None:
                 await committer.take(delivery)
@@ -48,12 +49,12 @@ def create_app(settings: StagesSettings) -> process.Service:
                 settings,
                 NAME,
                 {STAGE_RESULTS: take},
+                gap_s=committer.gap_s,
                 servers=(
                     partial(postgres_health.ping, settings.postgres, pooled=settings.pooled),
                     partial(kafka_health.ping, settings),
                 ),
             )
-            committer = Committer(settings, pool, publisher, random.random)
             await stack.enter_async_context(
                 serving(
                     settings,

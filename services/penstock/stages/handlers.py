@@ -15,6 +15,7 @@ from penstock.concurrency.batcher import Batcher
 from penstock.contracts.result import Failure, StageResult
 from penstock.core.completion import Fence, Outcome
 from penstock.core.endings import GOOD
+from penstock.core.turn_pace import TurnPace
 from penstock.errors import InvalidRecord
 from penstock.kafka.processing.outbox import Publisher
 from penstock.kafka.processing.processor import Delivery
@@ -35,6 +36,11 @@ LOCKED_RETRY_S = 0.2
 # Seconds for which results wait for the next ones of their tasks, which workers run already: their
 # commit delays nothing. Together they are one statement.
 GOING_ON_S = 0.02
+
+# Results a second up to which they are fetched at once, and from which fetches keep the longest
+# gap.
+UNPACED_PER_S, PACED_PER_S = 100.0, 900.0
+LONGEST_GAP_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class Committer:
             size_of=lambda pending: len(pending.results),
             linger_s=lambda _previous: GOING_ON_S,
         )
+        self._pace = TurnPace(UNPACED_PER_S, PACED_PER_S, LONGEST_GAP_S)
         self._waiting: set[asyncio.Task[None]] = set()
         self._ahead = ResultsAhead(pool)
 
@@ -86,8 +93,13 @@ class Committer:
             InvalidRecord: the record as a whole cannot be read.
         """
         worker, results = await self._reader.read(delivery)
+        self._pace.add(len(results), time.monotonic())
         going_on = all(result.goes_on is not None for result in results)
         self._batcher.add(Pending(delivery, worker, results), urgent=not going_on)
+
+    def gap_s(self) -> float:
+        """Seconds for which results may wait for more, so that they share a turn."""
+        return self._pace.gap_s(time.monotonic())
 
     async def run(self) -> None:
         """Commits until cancelled."""

@@ -10,8 +10,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 from penstock.core.completion import Fence
-from penstock.core.release_pace import ReleasePace
 from penstock.core.report_tokens import ReportTokens
+from penstock.core.turn_pace import TurnPace
 from penstock.postgres import release
 from penstock.postgres.ownership import Ownership
 from penstock.postgres.release import TYPES
@@ -27,6 +27,11 @@ from penstock.task_sync.ready_writer import ReadyWriter
 from penstock.task_sync.settings import TaskSyncSettings
 from penstock.task_sync.topic_opener import TopicOpener
 from penstock.task_sync.withdrawal import Withdrawal
+
+# Released tasks a second up to which no release waits, and from which it waits for the longest gap:
+# two tasks rarely share a shorter one.
+UNPACED_PER_S, PACED_PER_S = 100.0, 300.0
+LONGEST_GAP_S = 0.032
 
 
 class ReleaseLoop:
@@ -82,7 +87,7 @@ class ReleaseLoop:
             wake,
         )
         self.cutoffs = QueuedCutoffs(session, self.topics, wake)
-        self._pace = ReleasePace()
+        self._pace = TurnPace(UNPACED_PER_S, PACED_PER_S, LONGEST_GAP_S)
         self._promotion = Promotion(session, settings.release_batch)
         # Progress for the stall detector: the loop's step, empty while it sleeps, and a counter.
         self._step = ""

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.kafka.client.fetch_wait import BUSY_S, CALM_S, LINGER_BYTES, RESTS, FetchWait
+from penstock.kafka.client.fetch_wait import BUSY_S, CALM_S, RESTS, FetchWait
+
+TIMEOUT_S = 0.2
 
 
 @dataclass
@@ -33,44 +35,38 @@ class Fetcher:
     def __init__(self):
         self._records = {}
         self._fetch_max_wait_ms = 500
-        self._fetch_min_bytes = 1
         self.asked = []
 
     def _get_actions_per_node(self, assignment):
         self.asked.append(assignment)
-        return "what to do"
+        return ["a fetch"], {"node": "a reset"}, TIMEOUT_S, False, ["resumed"]
 
-    def terms(self, assignment):
-        """Wait in seconds, and minimum bytes, of the fetch that is planned now."""
-        assert self._get_actions_per_node(assignment) == "what to do"
-        return self._fetch_max_wait_ms / 1000, self._fetch_min_bytes
+    def wait_s(self, assignment):
+        """How long the fetch that is planned now waits."""
+        assert self._get_actions_per_node(assignment)[0] == ["a fetch"]
+        return self._fetch_max_wait_ms / 1000
 
 
-@pytest.mark.parametrize(
-    ("linger_s", "busy", "calm"),
-    [(0.0, (BUSY_S, 1), (CALM_S, 1)), (0.1, (0.1, LINGER_BYTES), (0.1, LINGER_BYTES))],
-)
-def test_fetches_wait_long_only_when_idle(linger_s, busy, calm):
+def test_fetches_wait_long_only_when_idle():
     """S6: an idle processor fetches once a second, and less often later. From the first record on,
-    and in a new assignment, fetches are quick again. When idle, the first byte ends a fetch, also
-    one that lingers under load."""
+    and in a new assignment, fetches are quick again."""
     fetcher, now_s = Fetcher(), 0.0
-    FetchWait(fetcher, lambda: now_s, linger_s)
+    FetchWait(fetcher, lambda: now_s)
     first, second = Assignment(one=State()), Assignment(one=State(), two=State())
     (long_after_s, long_s), (after_s, quiet_s) = RESTS
-    assert fetcher.terms(first) == calm
+    assert fetcher.wait_s(first) == CALM_S
     now_s += after_s
-    assert fetcher.terms(first) == (quiet_s, 1)
+    assert fetcher.wait_s(first) == quiet_s
     now_s += long_after_s - after_s
-    assert fetcher.terms(first) == (long_s, 1)
+    assert fetcher.wait_s(first) == long_s
     fetcher._records["one"] = "not yet taken"
-    assert fetcher.terms(first) == busy
+    assert fetcher.wait_s(first) == BUSY_S
     fetcher._records.clear()
     now_s += after_s * 0.9
-    assert fetcher.terms(first) == calm
+    assert fetcher.wait_s(first) == CALM_S
     now_s += after_s
-    assert fetcher.terms(first) == (quiet_s, 1)
-    assert fetcher.terms(second) == calm
+    assert fetcher.wait_s(first) == quiet_s
+    assert fetcher.wait_s(second) == CALM_S
     assert fetcher.asked[-1] is second
 
 
@@ -82,9 +78,46 @@ def test_a_fetch_of_some_partitions_is_short(left_out):
     fetcher = Fetcher()
     FetchWait(fetcher, lambda: 0.0)
     assignment = Assignment(one=State(), two=State())
-    assert fetcher.terms(assignment) == (CALM_S, 1)
+    assert fetcher.wait_s(assignment) == CALM_S
     fetcher._records["one"] = "not yet taken"
-    assert fetcher.terms(assignment) == (BUSY_S, 1)
+    assert fetcher.wait_s(assignment) == BUSY_S
     fetcher._records.clear()
     assignment["two"] = left_out
-    assert fetcher.terms(assignment) == (BUSY_S, 1)
+    assert fetcher.wait_s(assignment) == BUSY_S
+
+
+def test_fetches_keep_a_gap_under_load():
+    """S6: records that come within the gap share the next fetch. A record that ends a rest is
+    returned at once, and what is no fetch waits for nothing."""
+    fetcher, now_s, gap_s = Fetcher(), 100.0, 0.02
+    FetchWait(fetcher, lambda: now_s, lambda: gap_s)
+    assignment = Assignment(one=State(), two=State())
+    assert fetcher.wait_s(assignment) == CALM_S
+    now_s += 0.3
+    fetcher._records["one"] = "just returned"
+    waits = ([], {"node": "a reset"}, pytest.approx(0.02), False, ["resumed"])
+    assert fetcher._get_actions_per_node(assignment) == waits
+    fetcher._records.clear()
+    now_s += 0.015
+    assert fetcher._get_actions_per_node(assignment)[2] == pytest.approx(0.005)
+    now_s += 0.005
+    assert fetcher.wait_s(assignment) == CALM_S
+    gap_s = 10.0
+    fetcher._records["one"] = "just returned"
+    assert fetcher._get_actions_per_node(assignment)[2] == TIMEOUT_S
+    fetcher._records.clear()
+    gap_s = 0.0
+    assert fetcher.wait_s(assignment) == CALM_S
+
+
+def test_records_that_are_not_taken_delay_other_partitions_by_one_gap():
+    """S6: otherwise a partition that is full would keep the others from being read."""
+    fetcher, now_s = Fetcher(), 100.0
+    FetchWait(fetcher, lambda: now_s, lambda: 0.02)
+    assignment = Assignment(one=State(), two=State())
+    fetcher._records["one"] = "not yet taken"
+    assert fetcher._get_actions_per_node(assignment)[0] == []
+    now_s += 0.02
+    assert fetcher.wait_s(assignment) == BUSY_S
+    fetcher._records["two"] = "just returned"
+    assert fetcher._get_actions_per_node(assignment)[0] == []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -21,7 +21,7 @@ from aiokafka.structs import OffsetAndMetadata
 from penstock.core.position import Position
 from penstock.errors import Fatal
 from penstock.kafka.client.fetch_guard import FetchGuard
-from penstock.kafka.client.fetch_wait import SHORT_RESTS, FetchWait
+from penstock.kafka.client.fetch_wait import SHORT_RESTS, FetchWait, no_gap
 from penstock.kafka.client.links import guard_connections
 from penstock.kafka.client.member_data import MemberData, assignor
 from penstock.kafka.client.reachability import Reachability
@@ -45,7 +45,7 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
         notice_s: seconds within which it learns of a rebalance; a third of a session at most.
         member: what it says of itself to those who describe its group.
         may_be_deleted: whether records may be deleted before they are read.
-        linger_s: see `FetchWait`.
+        gap_s: see `FetchWait`.
         rests: see `FetchWait`.
         options: of aiokafka, in place of those that every consumer has.
 
@@ -62,7 +62,7 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
         notice_s: float = math.inf,
         member: MemberData | None = None,
         may_be_deleted: bool = False,
-        linger_s: float = 0.0,
+        gap_s: Callable[[], float] = no_gap,
         rests: Sequence[tuple[float, float]] = SHORT_RESTS,
         **options: Any,
     ) -> None:
@@ -81,7 +81,7 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
             "partition_assignment_strategy": (assignor(member),),
         }
         super().__init__(*topics, **arguments(settings) | given | options)
-        self._waits = linger_s, rests
+        self._waits = gap_s, rests
         self.guard = FetchGuard(self, may_be_deleted=may_be_deleted)
 
     @property

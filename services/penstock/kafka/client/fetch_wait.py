@@ -1,15 +1,20 @@
-"""Sets how long a fetch waits at the broker: briefly for some partitions, longer for all.
+"""Sets when a fetch begins, and how long it waits at the broker.
+
+It waits briefly for some partitions, and longer for all.
 
 The client does not request partitions that are paused, or whose records it has not returned yet. A
 broker answers one fetch of a connection after the other, so a fetch that waits for an idle
 partition delays the next one for a busy partition. It must be short. A fetch of all partitions ends
 with the first record of any, so its wait costs nothing and saves requests. But it delays the first
 fetch after a rebalance, so it is long only when the consumer is idle.
+
+Under load fetches keep a gap: the records that come meanwhile share the next one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 # Seconds that a fetch of some partitions waits. Faust's default is 1.5 s.
@@ -21,8 +26,11 @@ CALM_S = 0.5
 RESTS = ((30.0, 2.5), (2.0, 1.0))
 # For workers and other clients: a task must not wait longer because its worker was idle.
 SHORT_RESTS = RESTS[1:]
-# Bytes at which a lingering fetch ends.
-LINGER_BYTES = 64 * 1024
+
+
+def no_gap() -> float:
+    """Records are urgent."""
+    return 0.0
 
 
 class FetchWait:
@@ -31,8 +39,7 @@ class FetchWait:
     Args:
         fetcher: the client's.
         clock: monotonic seconds.
-        linger_s: how long the broker may wait for more records, under load, before it returns the
-            first.
+        gap_s: seconds from records that were returned to the next fetch, at the load of now.
         rests: see `RESTS`.
     """
 
@@ -40,16 +47,19 @@ class FetchWait:
         self,
         fetcher: Any,
         clock: Callable[[], float],
-        linger_s: float = 0.0,
+        gap_s: Callable[[], float] = no_gap,
         rests: Sequence[tuple[float, float]] = RESTS,
     ) -> None:
         self._fetcher = fetcher
         self._clock = clock
-        self._linger_s = linger_s
+        self._gap_s = gap_s
         self._rests = rests
         self._plan = fetcher._get_actions_per_node  # noqa: SLF001 (the client has no setting that can change)
         self._assignment: Any = None
         self._busy_s = clock()
+        # Partitions whose records are not taken yet, and when the last of them were returned.
+        self._held: frozenset[Any] = frozenset()
+        self._returned_s = -inf
         fetcher._get_actions_per_node = self._get_actions  # noqa: SLF001 (see `__init__`)
 
     def _get_actions(self, assignment: Any) -> Any:
@@ -58,11 +68,17 @@ class FetchWait:
         if fetcher._records or assignment is not self._assignment:  # noqa: SLF001 (see `__init__`)
             self._assignment = assignment
             self._busy_s = now_s
+        held = frozenset(fetcher._records)  # noqa: SLF001 (see `__init__`)
+        if held - self._held:
+            self._returned_s = now_s
+        self._held = held
         rest_s = next((wait_s for after_s, wait_s in self._rests if now_s - self._busy_s >= after_s), None)
-        wait_s = rest_s or self._linger_s or (BUSY_S if self._leaves_out(assignment) else CALM_S)
+        wait_s = rest_s or (BUSY_S if self._leaves_out(assignment) else CALM_S)
         fetcher._fetch_max_wait_ms = int(wait_s * 1000)  # noqa: SLF001 (see `__init__`)
-        fetcher._fetch_min_bytes = LINGER_BYTES if self._linger_s and rest_s is None else 1  # noqa: SLF001 (see `__init__`)
-        return self._plan(assignment)
+        fetches, resets, timeout_s, invalid_metadata, resumed = self._plan(assignment)
+        if (left_s := self._returned_s + self._gap_s() - now_s) > 0:
+            fetches, timeout_s = [], min(timeout_s, left_s)
+        return fetches, resets, timeout_s, invalid_metadata, resumed
 
     def _leaves_out(self, assignment: Any) -> bool:
         """Whether the next fetch would not request all partitions."""

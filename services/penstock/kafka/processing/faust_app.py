@@ -17,7 +17,7 @@ from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.client import positions
 from penstock.kafka.client.connection import stop, translated
 from penstock.kafka.client.consumer import Consumer
-from penstock.kafka.client.fetch_wait import RESTS
+from penstock.kafka.client.fetch_wait import RESTS, no_gap
 from penstock.kafka.client.offset_reader import OffsetReader
 from penstock.kafka.processing.faust_consumer import consumer_type
 from penstock.kafka.topology.topics import service_group
@@ -40,7 +40,7 @@ class FaustApp:
         stall_timeout_s: seconds without progress that are a stall.
         before_rebalance: awaited while the group waits, so it must be quick.
         after_rebalance: awaited before the first record of a generation.
-        linger_s: how long the broker may wait for more records before it returns the first.
+        gap_s: see `FetchWait`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FaustApp:
         stall_timeout_s: float,
         before_rebalance: Callable[[], Awaitable[None]],
         after_rebalance: Callable[[], Awaitable[None]],
-        linger_s: float = 0.0,
+        gap_s: Callable[[], float] = no_gap,
     ) -> None:
         self._prefix = settings.prefix
         self._consumer: Consumer | None = None
@@ -64,7 +64,7 @@ class FaustApp:
             name=f"{name}-{uuid.uuid4().hex[:8]}",
             # The other members learn within a second that one of them was removed.
             notice_s=1.0,
-            linger_s=linger_s,
+            gap_s=gap_s,
             rests=RESTS,
             # How long a rebalance waits for a member whose loop is stalled.
             rebalance_timeout_ms=int(2000 * settings.session_timeout_s),

@@ -46,6 +46,7 @@ from penstock.core.offset_tracker import Arrival, OffsetTracker, Partition
 from penstock.core.retry import Backoff
 from penstock.errors import Fatal, Invalid, KafkaUnavailable, SessionLost, Unavailable
 from penstock.kafka.client.connection import make_producer, running
+from penstock.kafka.client.fetch_wait import no_gap
 from penstock.kafka.client.offset_reader import OffsetReader, observing
 from penstock.kafka.processing.delivery import Delivery, Handler, ProcessorSettings, write_rejection
 from penstock.kafka.processing.faust_app import FaustApp
@@ -86,8 +87,8 @@ class Processor:
         on_revoked: called with the partitions that another process may have had since; those that
             this process has again follow in `on_assigned`.
         in_flight: the work that is left for settled records; a stop waits until it is 0.
-        linger_s: how long records may wait for others, so that many are taken at once; 0 where they
-            are urgent.
+        gap_s: how long records may wait for others, at the load of now, so that many are taken at
+            once; 0 where they are urgent.
         servers: see `StallDetector`.
 
     Attributes:
@@ -103,7 +104,7 @@ class Processor:
         on_assigned: Hook | None = None,
         on_revoked: Hook | None = None,
         in_flight: Callable[[], int] = lambda: 0,
-        linger_s: float = 0.0,
+        gap_s: Callable[[], float] = no_gap,
         servers: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         self._settings = settings
@@ -112,7 +113,7 @@ class Processor:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._in_flight = in_flight
-        self._linger_s = linger_s
+        self._gap_s = gap_s
         self._servers = servers
         self._tracker = OffsetTracker(settings.max_in_flight)
         self._owned: frozenset[Partition] = frozenset()
@@ -287,7 +288,7 @@ class Processor:
             stall_timeout_s=self._settings.stall_timeout_s,
             before_rebalance=self._last_commit,
             after_rebalance=partial(self._attend, self._begin_generation),
-            linger_s=self._linger_s,
+            gap_s=self._gap_s,
         )
 
     def _make_agent(self, topic: str, handler: Handler) -> Callable[[Any], Awaitable[None]]:

@@ -238,15 +238,11 @@ def _revocation(endings: Sequence[Ending], applied: Sequence[Fence], *, late: bo
     return Revocation("superseded" if late else "expired", attempt_ids) if attempt_ids else None
 
 
-async def late_attempts(executor: Any, workers: Mapping[Fence, str]) -> dict[Fence, int]:
+async def late_attempts(executor: Any, fences: Sequence[Fence]) -> dict[Fence, int]:
     """Finds stale fences whose results may still count; returns the current attempt of each task.
 
     Their attempts expired, their stages are not finished since, and their types accept late
-    results.
-
-    Args:
-        executor: of the statement.
-        workers: who reported each of them.
+    results. None has a number that a worker chose (`core.going_on`).
 
     Raises:
         PostgresUnavailable: no server.
@@ -254,11 +250,10 @@ async def late_attempts(executor: Any, workers: Mapping[Fence, str]) -> dict[Fen
     rows = await fetch(
         executor,
         "advance.late_attempts",
-        id=[fence.id for fence in workers],
-        step=[fence.step for fence in workers],
-        stage=[fence.stage for fence in workers],
-        attempt=[fence.attempt for fence in workers],
-        worker=list(workers.values()),
+        id=[fence.id for fence in fences],
+        step=[fence.step for fence in fences],
+        stage=[fence.stage for fence in fences],
+        attempt=[fence.attempt for fence in fences],
     )
     return {Fence(row["id"], row["step"], row["stage"], row["attempt"]): row["now_at"] for row in rows}
 

@@ -166,7 +166,7 @@ class Committer:
 
     async def _accept_late(self, results: Mapping[Fence, Reported]) -> int:
         """Lets results of expired attempts end their successors (H10); returns how many."""
-        good = {fence: worker for fence, (worker, r) in results.items() if r.outcome in GOOD}
+        good = [fence for fence, (_, r) in results.items() if r.outcome in GOOD]
         if not good:
             return 0
         current = await self._writer.retry(lambda: late_attempts(self._pool, good))

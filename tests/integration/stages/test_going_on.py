@@ -4,7 +4,7 @@ PostgreSQL."""
 from __future__ import annotations
 
 import pytest
-from tests.integration.stages.test_stages import in_state, result, settings, submit_and_release, task
+from tests.integration.stages.test_stages import expire, in_state, result, settings, submit_and_release, task
 from tests.support.services import producing, read, running_service, write
 from tests.support.waiting import wait_until
 
@@ -247,3 +247,21 @@ async def test_a_stage_after_task_sync_takes_no_result_of_another_chain(settings
         assert (await task(pool, fence))["state"] == "queued"
         claim = Lease(other_third.attempt_id, "b", 0, 60_000, 0.0)
         assert await leases.claimed(pool, [claim], [False]) == (set(), set())
+
+
+async def test_no_late_result_counts_where_a_worker_chose_the_number(settings, pool):
+    """H10, W4: the attempt with which a worker went on has expired. The worker then read the record
+    of the stage before again, and went on with another outcome. The late result of that second
+    chain is of another attempt than the one that expired, and history has 0 for both."""
+    [fence] = await submit_and_release(pool, settings)
+    first, second = next_of(fence, "two")
+    async with running_service(create_app(settings)):
+        await send(settings, first)
+        await in_state(pool, fence, "running")
+        await expire(pool, second, worker="w")
+        other = second._replace(attempt=CHOSEN + 7)
+        [marker] = await submit_and_release(pool, settings)
+        await send(settings, result(other, Outcome.DONE), result(second, Outcome.DONE))
+        await send(settings, result(marker, Outcome.DONE))
+        await in_state(pool, marker, "succeeded")
+    assert (await task(pool, fence))["state"] == "scheduled"

@@ -215,7 +215,7 @@ async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
     return {fence: stage for fence, stage in found.items() if stage is not None and stage != fence.stage}
 
 
-async def ahead(executor: Any, fences: Sequence[Fence]) -> set[AttemptId]:
+async def ahead(executor: Any, fences: Sequence[Fence]) -> set[Fence]:
     """Those of stale fences whose tasks are in an earlier step, and have not ended.
 
     Raises:
@@ -228,7 +228,8 @@ async def ahead(executor: Any, fences: Sequence[Fence]) -> set[AttemptId]:
         [fence.step for fence in fences],
         [fence.attempt for fence in fences],
     )
-    return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}
+    found = {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}
+    return {fence for fence in fences if fence.attempt_id in found}
 
 
 def _revocation(endings: Sequence[Ending], applied: Sequence[Fence], *, late: bool) -> Revocation | None:

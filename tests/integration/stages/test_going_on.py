@@ -19,7 +19,7 @@ from penstock.kafka.topology.topic_config import partitions_of
 from penstock.kafka.topology.topics import HEARTBEATS
 from penstock.postgres import leases, release, types
 from penstock.postgres.session import open_session
-from penstock.stages import ahead
+from penstock.stages import handlers
 from penstock.stages.app import create_app
 
 __all__ = ["settings"]
@@ -160,7 +160,7 @@ async def test_a_result_waits_for_the_one_before(settings, pool):
 async def test_a_result_does_not_wait_without_end(settings, pool, monkeypatch):
     """W4, O3: a result of a step that the task never enters is stale in the end, and its record
     holds up no other."""
-    monkeypatch.setattr(ahead, "TRIES", 3)
+    monkeypatch.setattr(handlers, "TRIES", 3)
     [fence] = await submit_and_release(pool, settings)
     async with running_service(create_app(settings)):
         await send(settings, result(fence._replace(step=5, stage="six"), Outcome.DONE))

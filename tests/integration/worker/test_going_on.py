@@ -21,7 +21,7 @@ from penstock.kafka.client.connection import admin_client
 from penstock.kafka.topology.topics import service_group
 from penstock.postgres import advance, documents, tasks, types
 from penstock.postgres.queries import query
-from penstock.stages import ahead
+from penstock.stages import handlers
 from penstock.stages.app import create_app
 from penstock.stages.settings import StagesSettings
 from penstock.worker import Done, Fail, Next, Worker, WorkerSettings
@@ -175,7 +175,7 @@ async def test_stages_away_for_longer_than_claims_wait(where, pool, monkeypatch)
     the stage processor is away for longer, the tasks end when it is back, and nothing is charged.
     """
     monkeypatch.setattr(claims, "WAITS_S", 0.5)
-    monkeypatch.setattr(ahead, "TRIES", 2)
+    monkeypatch.setattr(handlers, "TRIES", 2)
     monkeypatch.setattr(lost_follows, "SEARCH_S", 0.2)
     async with AsyncExitStack() as stack:
         system = System(where["kafka"], where["prefix"], where["postgres"], stack, pool)

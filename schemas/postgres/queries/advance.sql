@@ -29,16 +29,13 @@ WHERE t.id = ANY ($1::bigint[]) AND t.state NOT IN ('succeeded', 'failed', 'canc
 -- name: late_attempts
 -- Attempts that expired before their result came, and whose stage is not finished since. `now_at`
 -- is the attempt that the result ends. A task whose last attempt expired has no further attempt, so
--- the result ends the one that would have followed.
-SELECT t.id, t.step, t.stage, i.number AS attempt,
+-- the result ends the one that would have followed. No attempt is found whose number a worker
+-- chose: history has 0 for it, so nothing proves that the result is of the attempt that expired.
+SELECT t.id, t.step, t.stage, a.attempt,
        t.attempt + (t.state IN ('failed', 'quarantined'))::integer AS now_at
-FROM (SELECT id, step, stage, number, worker, CASE WHEN number < {{first_chosen}} THEN number ELSE 0 END AS attempt
-      FROM unnest($id::bigint[], $step::integer[], $stage::text[], $attempt::integer[], $worker::text[])
-           AS r (id, step, stage, number, worker)) AS i
+FROM unnest($id::bigint[], $step::integer[], $stage::text[], $attempt::integer[]) AS i (id, step, stage, attempt)
 JOIN task t ON t.id = i.id AND t.step = i.step AND t.stage = i.stage AND t.attempt >= i.attempt
--- History has 0 for a number that a worker chose, so the attempt is that of the worker.
 JOIN attempt a ON a.task_id = i.id AND a.step = i.step AND a.attempt = i.attempt AND a.outcome = 'expired'
-  AND (i.number < {{first_chosen}} OR a.worker = i.worker)
 JOIN task_type y ON y.name = t.type
 WHERE t.id = ANY ($id::bigint[]) AND a.task_id = ANY ($id::bigint[])
   AND y.late_results = 'accept'

@@ -102,7 +102,7 @@ class Event:
 
 
 def cancelled_attempts(events: Iterable[bytes]) -> list[AttemptId]:
-    """The attempts that ended because their tasks were cancelled.
+    """The attempts that ended because their tasks were cancelled, with their counts.
 
     Args:
         events: values of events, as `Event.encode` makes them.

@@ -22,8 +22,9 @@ class Revocation:
     """Leases that are revoked.
 
     Attributes:
-        why: "cancelled", "expired", "over" (the attempt ended before its claim came) or
-            "superseded" (a late result of an earlier attempt was accepted).
+        why: "cancelled" (workers stop all attempts of these tasks), "expired", "over" (the attempt
+            ended before its claim came) or "superseded" (a late result of an earlier attempt was
+            accepted).
         tasks: the attempts.
     """
 

@@ -215,7 +215,7 @@ async def stages_of(executor: Any, fences: Sequence[Fence]) -> dict[Fence, str]:
     return {fence: stage for fence, stage in found.items() if stage is not None and stage != fence.stage}
 
 
-async def ahead(executor: Any, fences: Sequence[Fence]) -> set[AttemptId]:
+async def ahead(executor: Any, fences: Sequence[Fence]) -> set[Fence]:
     """Those of stale fences whose tasks are in an earlier step, and have not ended.
 
     Raises:
@@ -228,7 +228,8 @@ async def ahead(executor: Any, fences: Sequence[Fence]) -> set[AttemptId]:
         [fence.step for fence in fences],
         [fence.attempt for fence in fences],
     )
-    return {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}
+    found = {AttemptId(row["id"], row["step"], row["attempt"]) for row in rows}
+    return {fence for fence in fences if fence.attempt_id in found}
 
 
 def _revocation(endings: Sequence[Ending], applied: Sequence[Fence], *, late: bool) -> Revocation | None:
@@ -238,15 +239,11 @@ def _revocation(endings: Sequence[Ending], applied: Sequence[Fence], *, late: bo
     return Revocation("superseded" if late else "expired", attempt_ids) if attempt_ids else None
 
 
-async def late_attempts(executor: Any, workers: Mapping[Fence, str]) -> dict[Fence, int]:
+async def late_attempts(executor: Any, fences: Sequence[Fence]) -> dict[Fence, int]:
     """Finds stale fences whose results may still count; returns the current attempt of each task.
 
     Their attempts expired, their stages are not finished since, and their types accept late
-    results.
-
-    Args:
-        executor: of the statement.
-        workers: who reported each of them.
+    results. None has a number that a worker chose (`core.going_on`).
 
     Raises:
         PostgresUnavailable: no server.
@@ -254,11 +251,10 @@ async def late_attempts(executor: Any, workers: Mapping[Fence, str]) -> dict[Fen
     rows = await fetch(
         executor,
         "advance.late_attempts",
-        id=[fence.id for fence in workers],
-        step=[fence.step for fence in workers],
-        stage=[fence.stage for fence in workers],
-        attempt=[fence.attempt for fence in workers],
-        worker=list(workers.values()),
+        id=[fence.id for fence in fences],
+        step=[fence.step for fence in fences],
+        stage=[fence.stage for fence in fences],
+        attempt=[fence.attempt for fence in fences],
     )
     return {Fence(row["id"], row["step"], row["stage"], row["attempt"]): row["now_at"] for row in rows}
 

@@ -19,9 +19,8 @@ from penstock.core.turn_pace import TurnPace
 from penstock.errors import InvalidRecord
 from penstock.kafka.processing.outbox import Publisher
 from penstock.kafka.processing.processor import Delivery
-from penstock.postgres.advance import late_attempts, stages_of
+from penstock.postgres.advance import ahead, late_attempts, stages_of
 from penstock.postgres.tasks import namespaces
-from penstock.stages.ahead import ResultsAhead
 from penstock.stages.chains import Reported
 from penstock.stages.metrics import Metrics
 from penstock.stages.result_reader import ResultReader
@@ -32,6 +31,10 @@ log = logging.getLogger(__name__)
 
 # Seconds until a result is tried again whose task another transaction locks.
 LOCKED_RETRY_S = 0.2
+
+# How often a result is tried, as often as those, until the one that its attempt follows is
+# committed. Then it is stale. Tries, not seconds: an outage of PostgreSQL is no reason to drop it.
+TRIES = 25
 
 # Seconds for which results wait for the next ones of their tasks, which workers run already: their
 # commit delays nothing. Together they are one statement.
@@ -45,11 +48,19 @@ LONGEST_GAP_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A record in flight whose results are not committed yet."""
+    """A record in flight whose results are not committed yet.
+
+    Attributes:
+        delivery: of the record.
+        worker: that wrote it.
+        results: those that are left.
+        tries: how often some of them came before the result that their attempt follows.
+    """
 
     delivery: Delivery
     worker: str
     results: Sequence[StageResult]
+    tries: int = 0
 
 
 class Committer:
@@ -84,7 +95,6 @@ class Committer:
         )
         self._pace = TurnPace(UNPACED_PER_S, PACED_PER_S, LONGEST_GAP_S)
         self._waiting: set[asyncio.Task[None]] = set()
-        self._ahead = ResultsAhead(pool)
 
     async def take(self, delivery: Delivery) -> None:
         """Takes over a record; it is settled once its results are committed.
@@ -119,17 +129,30 @@ class Committer:
                 results.setdefault(result.fence, (pending.worker, result))
         results |= await self._refuse_foreign_objects(results)
         stale = await self._writer.in_rounds(results)
-        if stale and (stale := await self._ahead.leave_out(stale, self._writer.locked, self._writer.retry)):
-            await self._commit_stale({f: results[f] for f in stale})
+        early = await self._early(stale, batch)
+        if stale := [fence for fence in stale if fence not in early]:
+            await self._commit_stale({fence: results[fence] for fence in stale})
+        later_ids = self._writer.locked | {fence.id for fence in early}
         self.metrics.commits.observe(time.monotonic() - began_s)
         for pending in batch:
-            if later := [result for result in pending.results if result.fence.id in self._writer.locked]:
-                # The results of other tasks do not wait for the transaction that locks these.
-                waiting = asyncio.create_task(self._add_later(dataclasses.replace(pending, results=later)))
+            # The results of other tasks do not wait for these.
+            if later := [result for result in pending.results if result.fence.id in later_ids]:
+                tries = pending.tries + any(result.fence in early for result in later)
+                left = dataclasses.replace(pending, results=later, tries=tries)
+                waiting = asyncio.create_task(self._add_later(left))
                 self._waiting.add(waiting)
                 waiting.add_done_callback(self._waiting.discard)
             else:
                 pending.delivery.settle()
+
+    async def _early(self, stale: Sequence[Fence], batch: Sequence[Pending]) -> set[Fence]:
+        """Those of stale results that are tried again: they came before the one that they follow.
+
+        That one may be delivered again after them, or wait for a transaction that locks its task.
+        """
+        tried = {result.fence for pending in batch if pending.tries >= TRIES for result in pending.results}
+        later = [fence for fence in stale if fence.step and fence not in tried]
+        return await self._writer.retry(lambda: ahead(self._pool, later)) if later else set()
 
     async def _add_later(self, pending: Pending) -> None:
         await asyncio.sleep(LOCKED_RETRY_S)
@@ -178,7 +201,7 @@ class Committer:
 
     async def _accept_late(self, results: Mapping[Fence, Reported]) -> int:
         """Lets results of expired attempts end their successors (H10); returns how many."""
-        good = {fence: worker for fence, (worker, r) in results.items() if r.outcome in GOOD}
+        good = [fence for fence, (_, r) in results.items() if r.outcome in GOOD]
         if not good:
             return 0
         current = await self._writer.retry(lambda: late_attempts(self._pool, good))

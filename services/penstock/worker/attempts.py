@@ -100,8 +100,14 @@ class Attempts:
         return [attempt_id for attempt_id in attempt_ids if attempt_id not in never_claimed]
 
     def on_revoked(self, revocation: Revocation) -> None:
-        """Stops the attempts of a revocation."""
-        revoked = [attempt_id for attempt_id in revocation.tasks if attempt_id in self.in_flight]
+        """Stops the attempts of a revocation, and all attempts of tasks that were cancelled."""
+        if revocation.why == "cancelled":
+            # A cancelled task never runs again. Its row may be a stage behind the worker, and its
+            # event has a count in place of a number that the worker chose.
+            task_ids = {attempt_id.task_id for attempt_id in revocation.tasks}
+            revoked = [attempt_id for attempt_id in self.in_flight if attempt_id.task_id in task_ids]
+        else:
+            revoked = [attempt_id for attempt_id in revocation.tasks if attempt_id in self.in_flight]
         if revoked:
             log.info(
                 "The platform revoked attempts; stopping them",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -77,6 +77,9 @@ class InFlight:
 
     def __len__(self) -> int:
         return len(self._attempts)
+
+    def __iter__(self) -> Iterator[AttemptId]:
+        return iter(self._attempts)
 
     def __contains__(self, attempt_id: object) -> bool:
         return attempt_id in self._attempts

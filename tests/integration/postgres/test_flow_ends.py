@@ -124,7 +124,7 @@ async def test_a_late_result_is_no_second_end(pool):
     fence = await in_flow(pool, attempt=1, failures=1)
     await expire(pool, fence)
     assert await inbox(pool) == ends((7, "failed", fence.id))
-    [(found, now_at)] = (await advance.late_attempts(pool, {fence: "w"})).items()
+    [(found, now_at)] = (await advance.late_attempts(pool, [fence])).items()
     assert found == fence
     [event] = await report(pool, fence._replace(attempt=now_at), Outcome.DONE, late=True)
     assert event["event"] == "task.succeeded"

@@ -87,7 +87,7 @@ async def test_a_late_result_moves_what_the_table_says(pool, state, outcome):
     expired = await submitted(pool, state, attempt=0 if state in FINAL else 1)
     late = expired._replace(attempt=0)
     accepted = state in sources(Transition.ACCEPTED_LATE)
-    assert await advance.late_attempts(pool, {late: "w"}) == ({late: 1} if accepted else {})
+    assert await advance.late_attempts(pool, [late]) == ({late: 1} if accepted else {})
     assert await report(pool, late._replace(attempt=1), outcome, late=True) is accepted
     moved = Transition.SUCCEEDED if outcome is Outcome.DONE else Transition.ADVANCED
     expected = state

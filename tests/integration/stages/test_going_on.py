@@ -4,7 +4,7 @@ PostgreSQL."""
 from __future__ import annotations
 
 import pytest
-from tests.integration.stages.test_stages import in_state, result, settings, submit_and_release, task
+from tests.integration.stages.test_stages import expire, in_state, result, settings, submit_and_release, task
 from tests.support.services import producing, read, running_service, write
 from tests.support.waiting import wait_until
 
@@ -19,7 +19,7 @@ from penstock.kafka.topology.topic_config import partitions_of
 from penstock.kafka.topology.topics import HEARTBEATS
 from penstock.postgres import leases, release, types
 from penstock.postgres.session import open_session
-from penstock.stages import ahead
+from penstock.stages import handlers
 from penstock.stages.app import create_app
 
 __all__ = ["settings"]
@@ -160,7 +160,7 @@ async def test_a_result_waits_for_the_one_before(settings, pool):
 async def test_a_result_does_not_wait_without_end(settings, pool, monkeypatch):
     """W4, O3: a result of a step that the task never enters is stale in the end, and its record
     holds up no other."""
-    monkeypatch.setattr(ahead, "TRIES", 3)
+    monkeypatch.setattr(handlers, "TRIES", 3)
     [fence] = await submit_and_release(pool, settings)
     async with running_service(create_app(settings)):
         await send(settings, result(fence._replace(step=5, stage="six"), Outcome.DONE))
@@ -247,3 +247,21 @@ async def test_a_stage_after_task_sync_takes_no_result_of_another_chain(settings
         assert (await task(pool, fence))["state"] == "queued"
         claim = Lease(other_third.attempt_id, "b", 0, 60_000, 0.0)
         assert await leases.claimed(pool, [claim], [False]) == (set(), set())
+
+
+async def test_no_late_result_counts_where_a_worker_chose_the_number(settings, pool):
+    """H10, W4: the attempt with which a worker went on has expired. The worker then read the record
+    of the stage before again, and went on with another outcome. The late result of that second
+    chain is of another attempt than the one that expired, and history has 0 for both."""
+    [fence] = await submit_and_release(pool, settings)
+    first, second = next_of(fence, "two")
+    async with running_service(create_app(settings)):
+        await send(settings, first)
+        await in_state(pool, fence, "running")
+        await expire(pool, second, worker="w")
+        other = second._replace(attempt=CHOSEN + 7)
+        [marker] = await submit_and_release(pool, settings)
+        await send(settings, result(other, Outcome.DONE), result(second, Outcome.DONE))
+        await send(settings, result(marker, Outcome.DONE))
+        await in_state(pool, marker, "succeeded")
+    assert (await task(pool, fence))["state"] == "scheduled"

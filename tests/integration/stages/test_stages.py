@@ -288,11 +288,11 @@ async def test_a_result_for_another_stage_fails_its_attempt(settings, pool):
     assert (found["attempt"], found["failures"]) == (1, 1)
 
 
-async def expire(pool, fence, max_attempts=9, max_losses=9):
+async def expire(pool, fence, max_attempts=9, max_losses=9, worker=None):
     """Ends the attempt as the heartbeat processor does when a lease expires."""
     policy = RetryPolicy(max_attempts=max_attempts, base_s=60)
     conclusion = conclude(fence, Outcome.EXPIRED, policy=policy, max_losses=max_losses, chance=0)
-    ending = Ending(fence=fence, outcome=Outcome.EXPIRED, conclusion=conclusion, worker=None)
+    ending = Ending(fence=fence, outcome=Outcome.EXPIRED, conclusion=conclusion, worker=worker)
     done = await advance.advance(pool, [ending])
     assert done.applied == {fence}
     assert done.outbox.revocation.tasks == [fence.attempt_id]

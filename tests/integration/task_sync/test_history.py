@@ -667,7 +667,7 @@ async def test_late_results_of_a_moved_task_change_nothing(pool, settings, store
         assert found.applied == set()
         assert not found.outbox.events
     assert await advance.stages_of(pool, [fence]) == {}
-    assert await advance.late_attempts(pool, {fence: "w"}) == {}
+    assert await advance.late_attempts(pool, [fence]) == {}
     assert await advance.cancel(pool, [task_id]) == ([], OutboxEntry())
     assert await document(pool, task_id) == before
 

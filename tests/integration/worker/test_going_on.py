@@ -19,9 +19,11 @@ from penstock.core.early_start import EarlyStart
 from penstock.heartbeats import claims, lost_follows
 from penstock.kafka.client.connection import admin_client
 from penstock.kafka.topology.topics import service_group
-from penstock.postgres import documents, tasks, types
+from penstock.postgres import advance, documents, tasks, types
 from penstock.postgres.queries import query
-from penstock.stages import ahead
+from penstock.stages import handlers
+from penstock.stages.app import create_app
+from penstock.stages.settings import StagesSettings
 from penstock.worker import Done, Fail, Next, Worker, WorkerSettings
 
 TASK_TYPES = (types.TaskType(name="t", partitions=1), types.TaskType(name="limited", max_in_flight=5))
@@ -173,7 +175,7 @@ async def test_stages_away_for_longer_than_claims_wait(where, pool, monkeypatch)
     the stage processor is away for longer, the tasks end when it is back, and nothing is charged.
     """
     monkeypatch.setattr(claims, "WAITS_S", 0.5)
-    monkeypatch.setattr(ahead, "TRIES", 2)
+    monkeypatch.setattr(handlers, "TRIES", 2)
     monkeypatch.setattr(lost_follows, "SEARCH_S", 0.2)
     async with AsyncExitStack() as stack:
         system = System(where["kafka"], where["prefix"], where["postgres"], stack, pool)
@@ -279,3 +281,36 @@ async def test_an_attempt_is_stopped_when_its_worker_is_cut_off(where, pool, mon
     assert began == [0, 1]
     expected = [(0, "start", "next"), (1, "two", "expired"), (1, "two", "done")]
     assert await history(system, task) == expected
+
+
+async def test_a_cancellation_stops_the_stage_with_which_the_worker_went_on(where, pool):
+    """H3: a task is cancelled in the row of its first stage, while its worker runs the second one.
+    The gateway dies before it publishes that. The sweeper's revocation stops the handler, without a
+    heartbeat processor."""
+    async with AsyncExitStack() as stack:
+        system = System(where["kafka"], where["prefix"], where["postgres"], stack, pool)
+        await system.start("task-sync")
+        worker = Worker(WorkerSettings(**system.where, objects="memory:///"))
+        began, stopped = asyncio.Event(), asyncio.Event()
+
+        @worker.stage("t.start")
+        async def start(_task):
+            return Next("two")
+
+        @worker.stage("t.two")
+        async def two(_task):
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                stopped.set()
+
+        await stack.enter_async_context(running_service(worker.serve))
+        [task] = await submit(pool)
+        await in_time(began.wait())
+        cancelled, _unpublished = await advance.cancel(pool, [task])
+        assert cancelled == [task]
+        sweeping = StagesSettings(**where, sweep_age_s=1.0, sweep_every_s=0.3)
+        await stack.enter_async_context(running_service(create_app(sweeping)))
+        await in_time(stopped.wait())
+    assert await system.states() == {"cancelled": 1}

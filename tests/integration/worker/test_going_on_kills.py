@@ -26,7 +26,7 @@ from penstock.kafka.topology.group_members import describe, remove
 from penstock.kafka.topology.topics import workers_group
 from penstock.postgres import types
 from penstock.settings import Platform
-from penstock.stages import ahead
+from penstock.stages import handlers
 from penstock.worker import Worker, WorkerSettings
 
 TASK_TYPES = (types.TaskType(name="t", partitions=1, lease_ms=2_000, retry_base_ms=0, retry_jitter=0),)
@@ -37,7 +37,7 @@ def _short_times(monkeypatch):
     """Lost attempts are found within a second, and a check waits as long for what is in transit."""
     monkeypatch.setattr(lost_follows, "SEARCH_S", 0.3)
     # A result that follows a stale one is stale, too, before the lease of the lost attempt ends.
-    monkeypatch.setattr(ahead, "TRIES", 1)
+    monkeypatch.setattr(handlers, "TRIES", 1)
     monkeypatch.setattr(in_transit, "SETTLE_S", 1.0)
     monkeypatch.setattr(in_transit, "SEARCH_EVERY_S", 0.2)
 

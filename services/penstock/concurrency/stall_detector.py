@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from penstock.concurrency.outages import count_failed_attempt, failed_attempts
 from penstock.errors import PenstockError, Stalled, Unavailable
 
-CHECK_EVERY_S = 0.5
+CHECK_EVERY_S = 1.0
 # How often the servers are asked within the limit.
 ASKS_PER_LIMIT = 6
 

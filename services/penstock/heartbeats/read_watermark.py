@@ -14,8 +14,8 @@ from penstock.heartbeats.results_progress import ResultsProgress
 
 log = logging.getLogger(__name__)
 
-# Records may wait for the next fetch for about this time. Without the wait an expiry would be a tick
-# later.
+# Records may wait for the next fetch for about this time. Without the wait an expiry would be a
+# tick later.
 LINGER_S = 0.5
 POLL_EVERY_S = 0.05
 

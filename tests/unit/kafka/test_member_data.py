@@ -1,6 +1,7 @@
 """Members of a group of workers describe themselves."""
 
 import pytest
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ def test_user_data_of_other_clients_is_ignored(raw):
 
 def test_members_with_and_without_data_share_a_group():
     """O6: the broker refuses a member whose assignor has another name."""
-    made = assignor(MemberData({"s"}, 1))
+    made = assignor(MemberData({"s"}, 1), print)
     assert (made.name, made.version) == (
         RoundRobinPartitionAssignor.name,
         RoundRobinPartitionAssignor.version,
@@ -43,4 +44,23 @@ def test_members_with_and_without_data_share_a_group():
     metadata = made.metadata({"topic"})
     assert list(metadata.subscription) == ["topic"]
     assert MemberData.decode(metadata.user_data) == MemberData({"s"}, 1)
-    assert assignor(None) is RoundRobinPartitionAssignor
+    other = assignor(None, print)
+    assert (other.name, other.version) == (made.name, made.version)
+    assert other.metadata({"topic"}) == RoundRobinPartitionAssignor.metadata({"topic"})
+
+
+def test_members_are_counted_by_the_one_that_assigns():
+    """S6: a member that is alone sends fewer heartbeats; one that does not know whether it is alone
+    does not, also when an assignment that it made came to nothing."""
+    counts = []
+    made = assignor(None, counts.append)
+    cluster = ClusterMetadata()
+    for members in (1, 2, None):
+        metadata = made.metadata(["topic"])
+        if members:
+            made.assign(cluster, {str(number): metadata for number in range(members)})
+        made.on_assignment(None)
+    made.assign(cluster, {"only": made.metadata(["topic"])})
+    made.metadata(["topic"])
+    made.on_assignment(None)
+    assert counts == [1, 2, None, None]

@@ -21,7 +21,7 @@ from aiokafka.structs import OffsetAndMetadata
 from penstock.core.position import Position
 from penstock.errors import Fatal
 from penstock.kafka.client.fetch_guard import FetchGuard
-from penstock.kafka.client.fetch_wait import SHORT_RESTS, FetchWait, no_gap
+from penstock.kafka.client.fetch_wait import RESTS, FetchWait, no_gap
 from penstock.kafka.client.links import guard_connections
 from penstock.kafka.client.member_data import MemberData, assignor
 from penstock.kafka.client.reachability import Reachability
@@ -42,7 +42,8 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
         group: its group; None for none.
         topics: their full names.
         name: its client id at the broker.
-        notice_s: seconds within which it learns of a rebalance; a third of a session at most.
+        notice_s: seconds within which it learns of a rebalance; a third of a session at most. A
+            member that is alone in its group has nobody to wait for it, and takes that third.
         member: what it says of itself to those who describe its group.
         may_be_deleted: whether records may be deleted before they are read.
         gap_s: see `FetchWait`.
@@ -63,10 +64,11 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
         member: MemberData | None = None,
         may_be_deleted: bool = False,
         gap_s: Callable[[], float] = no_gap,
-        rests: Sequence[tuple[float, float]] = SHORT_RESTS,
+        rests: Sequence[tuple[float, float]] = RESTS,
         **options: Any,
     ) -> None:
         session_s = settings.session_timeout_s
+        self._notice_s, self._alone_s = min(session_s / 3, notice_s), session_s / 3
         given = {
             "client_id": name,
             "group_id": group,
@@ -75,10 +77,10 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
             "session_timeout_ms": int(session_s * 1000),
             # A broker that is frozen, and not gone. A rebalance waits for up to one session.
             "request_timeout_ms": int(session_s * 2000),
-            "heartbeat_interval_ms": int(min(session_s / 3, notice_s) * 1000),
+            "heartbeat_interval_ms": int(self._notice_s * 1000),
             "metadata_max_age_ms": 5_000,
             "isolation_level": "read_committed",
-            "partition_assignment_strategy": (assignor(member),),
+            "partition_assignment_strategy": (assignor(member, self._set_members),),
         }
         super().__init__(*topics, **arguments(settings) | given | options)
         self._waits = gap_s, rests
@@ -88,6 +90,11 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
     def client(self) -> AIOKafkaClient:
         """The client of its connections, as a producer has it."""
         return self._client
+
+    def _set_members(self, members: int | None) -> None:
+        """Sets the time between heartbeats, of which each generation begins a new series."""
+        interval_s = self._alone_s if members == 1 else self._notice_s
+        self._coordinator._heartbeat_interval_ms = int(interval_s * 1000)  # noqa: SLF001 (the client has no setting that can change)
 
     async def start(self) -> None:
         """Connects, and joins the group."""

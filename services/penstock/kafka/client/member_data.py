@@ -6,12 +6,16 @@ clients may have none, or anything: unreadable data is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
+from aiokafka.coordinator.protocol import (
+    ConsumerProtocolMemberAssignment,
+    ConsumerProtocolMemberMetadata,
+)
 
 # Kafka keeps user data with each generation of the group.
 MAX_BYTES = 4096
@@ -60,19 +64,43 @@ class MemberData:
         )
 
 
-def assignor(data: MemberData | None) -> type[RoundRobinPartitionAssignor]:
-    """The assignor of the client library, which sends this user data as well.
+def assignor(
+    data: MemberData | None, on_assignment: Callable[[int | None], None]
+) -> type[RoundRobinPartitionAssignor]:
+    """The assignor of the client library, which sends user data and counts the members as well.
 
     It has the same name, so members with and without user data are in one group.
+
+    Args:
+        data: of the member; None for none.
+        on_assignment: called in each generation, before its first heartbeat, with the number of
+            members; None if another member has made the assignment, so that there are several.
     """
-    default: type[RoundRobinPartitionAssignor] = RoundRobinPartitionAssignor
-    if data is None:
-        return default
-    encoded = data.encode()
+    encoded = b"" if data is None else data.encode()
+    counted: int | None = None
 
     class Assignor(RoundRobinPartitionAssignor):  # type: ignore[misc]  # aiokafka has no types
         @classmethod
         def metadata(cls, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
+            # A request to join: what an earlier one came to is over.
+            nonlocal counted
+            counted = None
             return ConsumerProtocolMemberMetadata(cls.version, list(topics), encoded)
+
+        @classmethod
+        def assign(
+            cls, cluster: Any, members: Mapping[str, ConsumerProtocolMemberMetadata]
+        ) -> dict[str, ConsumerProtocolMemberAssignment]:
+            nonlocal counted
+            counted = len(members)
+            assignments: dict[str, ConsumerProtocolMemberAssignment] = super().assign(cluster, members)
+            return assignments
+
+        @classmethod
+        def on_assignment(cls, assignment: ConsumerProtocolMemberAssignment) -> None:
+            nonlocal counted
+            super().on_assignment(assignment)
+            members, counted = counted, None
+            on_assignment(members)
 
     return Assignor

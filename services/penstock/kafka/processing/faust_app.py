@@ -17,7 +17,7 @@ from penstock.errors import KafkaUnavailable, SessionLost
 from penstock.kafka.client import positions
 from penstock.kafka.client.connection import stop, translated
 from penstock.kafka.client.consumer import Consumer
-from penstock.kafka.client.fetch_wait import RESTS, no_gap
+from penstock.kafka.client.fetch_wait import no_gap
 from penstock.kafka.client.offset_reader import OffsetReader
 from penstock.kafka.processing.faust_consumer import consumer_type
 from penstock.kafka.topology.topics import service_group
@@ -65,7 +65,6 @@ class FaustApp:
             # The other members learn within a second that one of them was removed.
             notice_s=1.0,
             gap_s=gap_s,
-            rests=RESTS,
             # How long a rebalance waits for a member whose loop is stalled.
             rebalance_timeout_ms=int(2000 * settings.session_timeout_s),
             # A request to join waits for the rebalance.
@@ -73,8 +72,6 @@ class FaustApp:
             # Too many records in flight pause reading; the stall detector must end the process
             # before the group drops it.
             max_poll_interval_ms=int(1000 * max(300.0, stall_timeout_s * 2)),
-            # New partitions are found within two seconds instead of five minutes.
-            metadata_max_age_ms=2000,
             isolation_level="read_uncommitted",
         )
         # `Any`: Faust's own types lack half of the attributes that are used here.

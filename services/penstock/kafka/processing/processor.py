@@ -59,7 +59,8 @@ __all__ = ["Delivery", "Handler", "Hook", "Processor", "ProcessorSettings"]
 
 log = logging.getLogger(__name__)
 
-# Seconds between two commits of offsets; a crash redelivers at most what was settled since.
+# Seconds from a settled record to the commit of its offset; a crash redelivers at most what was
+# settled since the last one.
 COMMIT_EVERY_S = 0.5
 # How long a drain waits for records in flight; `penstock.process` ends the process a little later.
 DRAIN_S = 30.0
@@ -122,6 +123,8 @@ class Processor:
         self._busy: set[str] = set()
         self._room = asyncio.Event()
         self._assigned = asyncio.Event()
+        # Whether a record was settled that is not committed.
+        self._settled = asyncio.Event()
         self._closed = False
         self._error: BaseException | None = None
         self._failed = asyncio.Event()
@@ -146,6 +149,7 @@ class Processor:
         """See `Delivery.settle`."""
         partition = (delivery.topic, delivery.partition)
         self._tracker.settle(delivery.generation, partition, delivery.offset)
+        self._settled.set()
         if not self._tracker.full:
             self._room.set()
 
@@ -392,8 +396,11 @@ class Processor:
 
     async def _commit_periodically(self) -> None:
         while True:
+            await self._settled.wait()
             await asyncio.sleep(COMMIT_EVERY_S)
             await self._commit()
+            if not self._tracker.committable():
+                self._settled.clear()
 
     async def _last_commit(self) -> None:
         with suppress(TimeoutError):

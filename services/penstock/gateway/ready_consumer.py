@@ -35,6 +35,7 @@ from penstock.gateway.hold_requests import ClaimedTasks, FetchedRecord, PendingR
 from penstock.gateway.inline_contexts import with_inline_context
 from penstock.gateway.settings import GatewaySettings
 from penstock.kafka.client.connection import start, stop, translated
+from penstock.kafka.client.fetch_wait import RESTS
 from penstock.kafka.client.group_consumer import GroupConsumer
 from penstock.kafka.client.member_data import MemberData
 from penstock.kafka.client.records import ready_task
@@ -58,7 +59,7 @@ REFETCH_AFTER_S = 0.5
 # `GET /workers` shows this name of the gateway.
 THIS_GATEWAY = f"{socket.gethostname()}-{os.getpid()}"
 
-# How soon the consumer notices a rebalance.
+# How soon the consumer notices a rebalance, unless it is alone in its group.
 REBALANCE_NOTICE_S = 1.0
 
 
@@ -148,7 +149,12 @@ class ReadyConsumer:
         """
         topic = ready(self._type.name, self._type.partitions)
         consumer = GroupConsumer(
-            self._settings, self._group, notice_s=REBALANCE_NOTICE_S, member=MemberData(gateway=THIS_GATEWAY)
+            self._settings,
+            self._group,
+            notice_s=REBALANCE_NOTICE_S,
+            member=MemberData(gateway=THIS_GATEWAY),
+            # Records that are fetched again wait for a fetch that is under way.
+            rests=RESTS[1:],
         )
         consumer.follow(self._settings.prefix + topic.name, self._discard)
         try:

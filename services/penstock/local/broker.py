@@ -82,7 +82,7 @@ log.cleaner.dedupe.buffer.size=16777216
 # After kill -9 the controller accepts the broker again only when its old session has expired (9 s
 # by default).
 broker.session.timeout.ms=3000
-broker.heartbeat.interval.ms=1000
+broker.heartbeat.interval.ms=750
 # The first member of a group does not wait for others, which saves 3 s at the start.
 group.initial.rebalance.delay.ms=0
 # A misspelt topic name must fail instead of creating a topic.

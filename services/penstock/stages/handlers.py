@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import asyncpg
 
@@ -54,13 +55,13 @@ class Pending:
         delivery: of the record.
         worker: that wrote it.
         results: those that are left.
-        tries: how often some of them came before the result that their attempt follows.
+        tries: how often each was tried that came before the result which its attempt follows.
     """
 
     delivery: Delivery
     worker: str
     results: Sequence[StageResult]
-    tries: int = 0
+    tries: Mapping[Fence, int] = field(default_factory=dict)
 
 
 class Committer:
@@ -137,7 +138,8 @@ class Committer:
         for pending in batch:
             # The results of other tasks do not wait for these.
             if later := [result for result in pending.results if result.fence.id in later_ids]:
-                tries = pending.tries + any(result.fence in early for result in later)
+                tries = Counter(pending.tries)
+                tries.update(result.fence for result in later if result.fence in early)
                 left = dataclasses.replace(pending, results=later, tries=tries)
                 waiting = asyncio.create_task(self._add_later(left))
                 self._waiting.add(waiting)
@@ -150,7 +152,7 @@ class Committer:
 
         That one may be delivered again after them, or wait for a transaction that locks its task.
         """
-        tried = {result.fence for pending in batch if pending.tries >= TRIES for result in pending.results}
+        tried = {fence for pending in batch for fence, tries in pending.tries.items() if tries >= TRIES}
         later = [fence for fence in stale if fence.step and fence not in tried]
         return await self._writer.retry(lambda: ahead(self._pool, later)) if later else set()
 

@@ -90,6 +90,10 @@ class Attempts:
             for result in results
         )
         self._backlog.add_ended(quick, time.monotonic())
+        for result in results:
+            if result.fence.attempt_id not in self.in_flight:
+                # It was revoked, or its lease lost, while its result was sent.
+                result.follows = None
         follows = [result.follows for result in results if result.follows is not None]
         # Before the attempts that they follow leave their room to others.
         self.in_flight.add(follows)

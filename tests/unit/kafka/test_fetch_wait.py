@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import pytest
-from aiokafka.client import ConnectionGroup
 
 from penstock.kafka.client.fetch_wait import BUSY_S, CALM_S, RESTS, FetchWait
 
@@ -25,28 +22,11 @@ class State:
 class Assignment(dict[str, State]):
     """Partitions and their states."""
 
-    active = True
-
     @property
     def tps(self):
         return self.keys()
 
     state_value = dict.get
-
-
-@dataclass
-class Connection:
-    """The part of aiokafka's connection that is used."""
-
-    answered: asyncio.Event = field(default_factory=asyncio.Event)
-    open: bool = True
-
-    @property
-    def _requests(self):
-        return [] if self.answered.is_set() else ["the fetch"]
-
-    def close(self, *, reason):
-        self.open = False
 
 
 class Fetcher:
@@ -56,12 +36,7 @@ class Fetcher:
         self._records = {}
         self._fetch_max_wait_ms = 500
         self._fetcher_timeout = 0.2
-        self._client = SimpleNamespace(_conns={(1, ConnectionGroup.DEFAULT): Connection()})
         self.asked = []
-
-    async def _proc_fetch_request(self, _assignment, _node, _request):
-        await self._client._conns[1, ConnectionGroup.DEFAULT].answered.wait()
-        return True
 
     def _get_actions_per_node(self, assignment):
         self.asked.append(assignment)
@@ -157,33 +132,3 @@ def test_an_idle_fetch_that_omits_a_partition_waits_as_short_as_possible():
     assert fetcher.wait_s(assignment) == BUSY_S
     now_s = RESTS[0][0]
     assert fetcher.wait_s(assignment) == RESTS[-1][1]
-
-
-@pytest.mark.parametrize(
-    ("wait_s", "active", "answered", "is_open"),
-    [
-        (RESTS[0][1], False, False, False),
-        (RESTS[0][1], False, True, True),
-        (RESTS[0][1], True, False, True),
-        (CALM_S, False, False, True),
-    ],
-)
-async def test_a_long_fetch_of_revoked_partitions_ends_with_its_connection(wait_s, active, answered, is_open):
-    """S6: the requests of the next assignment would wait for it. A short one ends soon by itself,
-    and one that is answered delays nothing."""
-    fetcher = Fetcher()
-    FetchWait(fetcher, lambda: 0.0)
-    assignment = Assignment(one=State())
-    connection = fetcher._client._conns[1, ConnectionGroup.DEFAULT]
-    request = SimpleNamespace(_max_wait_ms=int(wait_s * 1000))
-    sending = asyncio.create_task(fetcher._proc_fetch_request(assignment, 1, request))
-    await asyncio.sleep(0)
-    assignment.active = active
-    if answered:
-        connection.answered.set()
-        assert await sending
-    else:
-        sending.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sending
-    assert connection.open == is_open

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +16,17 @@ from penstock.contracts.going_on import HEADER, decode_going_on, headers_of_goin
 from penstock.contracts.heartbeat import Heartbeat
 from penstock.contracts.ready import ReadyTask
 from penstock.contracts.result import StageResult, encode_results
+from penstock.contracts.revocation import Revocation
 from penstock.core.attempt import AttemptId, count_of
 from penstock.core.completion import Fence, Outcome
+from penstock.core.early_start import EARLY_START
 from penstock.core.going_on import follow_number, is_follow
 from penstock.core.task import Priority
 from penstock.worker import Done, Task
+from penstock.worker.attempts import Attempts
 from penstock.worker.execution import Stage
 from penstock.worker.going_on import go_on
+from penstock.worker.held_tokens import HeldTokens
 from penstock.worker.result_sender import ResultSender
 
 FENCE = Fence(7, 2, "one", 1)
@@ -206,3 +211,22 @@ async def test_no_attempt_follows_a_result_that_cannot_be_encoded() -> None:
     assert [each.outcome for each in transport.results] == [Outcome.FAIL]
     assert not started
     running.cancel()
+
+
+@pytest.mark.parametrize("revoked", [False, True])
+async def test_nothing_follows_an_attempt_that_was_revoked_while_its_result_was_sent(revoked: bool) -> None:
+    """H3: the revocation named the attempt that ran; the next one would run until its claim."""
+    settings = SimpleNamespace(backlog=0)
+    registered: Any = SimpleNamespace(limits={"t": {}}, settings=settings, early_start=EARLY_START, slots=4)
+    handlers: Any = SimpleNamespace(waits=lambda _ids: set(), drop=lambda _ids: None)
+    transport: Any = Transport()
+    attempts = Attempts(registered, "w", transport, handlers, time.monotonic, HeldTokens())
+    taken, ended = ready(), result()
+    attempts.in_flight.add([taken])
+    attempts.unclaimed.add([taken])
+    go_on(taken, ended, STAGES, 9.9)
+    if revoked:
+        attempts.on_revoked(Revocation("cancelled", [taken.attempt_id]))
+    attempts.on_sent([ended])
+    assert (ended.follows is None) == revoked
+    assert len(attempts.in_flight) == (0 if revoked else 1)

@@ -33,6 +33,10 @@ LEAVE_S = 8.0
 # Seconds within which its tasks end when they are cancelled.
 END_S = 2.0
 
+# Seconds between two heartbeats of a member that is alone in its group, at most: nobody waits for
+# it but a second one that joins.
+ALONE_S = 2.5
+
 
 class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
     """A consumer with manual commits, not yet started; it begins at the first record.
@@ -43,7 +47,7 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
         topics: their full names.
         name: its client id at the broker.
         notice_s: seconds within which it learns of a rebalance; a third of a session at most. A
-            member that is alone in its group has nobody to wait for it, and takes that third.
+            member that is alone in its group may take `ALONE_S`.
         member: what it says of itself to those who describe its group.
         may_be_deleted: whether records may be deleted before they are read.
         gap_s: see `FetchWait`.
@@ -68,7 +72,8 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]  # aiokafka is untyped
         **options: Any,
     ) -> None:
         session_s = settings.session_timeout_s
-        self._notice_s, self._alone_s = min(session_s / 3, notice_s), session_s / 3
+        self._notice_s = min(session_s / 3, notice_s)
+        self._alone_s = max(self._notice_s, min(session_s / 3, ALONE_S))
         given = {
             "client_id": name,
             "group_id": group,

@@ -6,8 +6,7 @@ The client does not request partitions that are paused, or whose records it has 
 broker answers one fetch of a connection after the other, so a fetch that waits for an idle
 partition delays the next one for a busy partition. It must be short. A fetch of all partitions ends
 with the first record of any, so its wait costs nothing and saves requests. It is long when the
-consumer is idle. When a rebalance revokes the partitions of such a fetch, its connection is closed:
-otherwise the first fetch of the new assignment, and the check of its positions, would wait for it.
+consumer is idle, but it delays the first fetch after a rebalance, and the check of its positions.
 
 Under load fetches keep a gap: the records that come meanwhile share the next one.
 """
@@ -18,9 +17,6 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
-from aiokafka.client import ConnectionGroup
-from aiokafka.conn import CloseReason
-
 # Seconds that a fetch of some partitions waits. Faust's default is 1.5 s.
 BUSY_S = 0.05
 # Seconds that a fetch of all partitions waits while records come.
@@ -28,9 +24,10 @@ CALM_S = 0.5
 # Seconds without records after which a consumer is idle, and how long a fetch waits then; the
 # longest first. A member that has lost its coordinator looks for it behind a fetch. The longest
 # wait, and a third of a session between two heartbeats, are less than the shortest session (6 s).
-RESTS = ((30.0, 3.5), (2.0, 1.0))
-# Seconds after which an idle fetcher looks again what to do; everything that matters wakes it. The
-# client's 0.2 s cost more than its requests.
+RESTS = ((30.0, 2.5), (2.0, 1.0))
+# Seconds after which an idle fetcher looks again what to do. Records, seeks, resumed partitions and
+# new assignments wake it; a leader that moved does not. The client's 0.2 s cost more than its
+# requests.
 LOOK_S = 1.0
 
 
@@ -67,8 +64,6 @@ class FetchWait:
         self._held: frozenset[Any] = frozenset()
         self._returned_s = -inf
         fetcher._get_actions_per_node = self._get_actions  # noqa: SLF001 (see `__init__`)
-        self._send = fetcher._proc_fetch_request  # noqa: SLF001 (see `__init__`)
-        fetcher._proc_fetch_request = self._fetch  # noqa: SLF001 (see `__init__`)
         fetcher._fetcher_timeout = LOOK_S  # noqa: SLF001 (see `__init__`)
 
     def _get_actions(self, assignment: Any) -> Any:
@@ -91,20 +86,6 @@ class FetchWait:
         if (left_s := self._returned_s + self._gap_s() - now_s) > 0:
             fetches, timeout_s = [], min(timeout_s, left_s)
         return fetches, resets, timeout_s, invalid_metadata, resumed
-
-    async def _fetch(self, assignment: Any, node: int, request: Any) -> bool:
-        """Replaces the client's method, which sends a fetch and returns whether it has records.
-
-        Closes the connection of a long fetch whose partitions were revoked.
-        """
-        try:
-            return bool(await self._send(assignment, node, request))
-        finally:
-            if not assignment.active and request._max_wait_ms > CALM_S * 1000:  # noqa: SLF001 (see `__init__`)
-                connection = self._fetcher._client._conns.get((node, ConnectionGroup.DEFAULT))  # noqa: SLF001 (see `__init__`)
-                if connection is not None and connection._requests:  # noqa: SLF001 (see `__init__`)
-                    # As if it had broken: the client requests metadata again that wait behind it.
-                    connection.close(reason=CloseReason.CONNECTION_BROKEN)
 
     def _leaves_out(self, assignment: Any) -> bool:
         """Whether the next fetch would not request all partitions."""

@@ -62,7 +62,8 @@ class FaustApp:
             settings,
             service_group(settings.prefix, name),
             name=f"{name}-{uuid.uuid4().hex[:8]}",
-            # The other members learn within a second that one of them was removed.
+            # The other members learn within a second that one of them was removed; a single member
+            # learns of another somewhat later.
             notice_s=1.0,
             gap_s=gap_s,
             # How long a rebalance waits for a member whose loop is stalled.

@@ -33,8 +33,8 @@ LEAVE_S = 8.0
 # Seconds within which its tasks end when they are cancelled.
 END_S = 2.0
 
-# Seconds between two heartbeats of a member that is alone in its group, at most: nobody waits for
-# it but a second one that joins.
+# Seconds between two heartbeats of a member that is alone in its group, at most: only a second one
+# that joins waits for it.
 ALONE_S = 2.5
 
 

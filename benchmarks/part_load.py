@@ -1,11 +1,12 @@
 """The cost of a task at part load: CPU by process, latency and bytes in topics, at a steady rate.
 
     python -m benchmarks.part_load [--rate 80] [--seconds 20] [--rounds 2] [--idle 20]
-        [--before PATH]
+        [--batch 1] [--before PATH]
 
-Tasks of three no-op stages are submitted one by one over HTTP. There are two worker processes and
-one of each service. The bare loop of the same run is the baseline: its rows are inserted directly.
-At the end nothing is submitted, and the CPU of the idle deployment is measured for a while.
+Tasks of three no-op stages are submitted over HTTP, one by one or `--batch` at a time. There are
+two worker processes and one of each service. The bare loop of the same run is the baseline: its
+rows are inserted directly, one by one. At the end nothing is submitted, and the CPU of the idle
+deployment is measured for a while.
 With `--before`, workers of another source tree run on the same deployment in turn.
 """
 
@@ -66,11 +67,15 @@ async def _call(submit: Callable[[], Awaitable[object]]) -> None:
 
 
 async def measure(
-    pids: Mapping[str, list[int]], rate: float, seconds: float, submit: Callable[[], Awaitable[object]]
+    pids: Mapping[str, list[int]],
+    rate: float,
+    seconds: float,
+    submit: Callable[[], Awaitable[object]],
+    batch: int = 1,
 ) -> Figures:
-    """CPU milliseconds a task, by process and in all."""
+    """CPU milliseconds a task, by process and in all; each `submit` has `batch` tasks."""
     meters = {name: CpuMeter(of_name) for name, of_name in pids.items()}
-    count = await at_rate(rate, seconds, submit)
+    count = await at_rate(rate, seconds, submit) * batch
     used = {name: meter.seconds() * 1000 / count for name, meter in meters.items()}
     return {**used, "all": sum(used.values())}
 
@@ -99,7 +104,13 @@ async def measure_idle(pids: Mapping[str, list[int]], seconds: float) -> Figures
 
 
 async def measure_workers(
-    deployment: Deployment, folder: Path, tree: Path, rate: float, seconds: float, idle_s: float = 0.0
+    deployment: Deployment,
+    folder: Path,
+    tree: Path,
+    rate: float,
+    seconds: float,
+    idle_s: float = 0.0,
+    batch: int = 1,
 ) -> tuple[Figures, Figures]:
     """Penstock with the workers of a source tree: under load, and idle for `idle_s`."""
     environment = {**os.environ, **deployment.environment, "PYTHONPATH": f"{tree / 'services'}:{tree}"}
@@ -110,17 +121,21 @@ async def measure_workers(
         async with Client(deployment.gateway_url) as client:
 
             async def submit() -> None:
-                await client.submit(TYPE, {"at": time.time(), "pad": "x" * 160})
+                context = {"at": time.time(), "pad": "x" * 160}
+                if batch == 1:
+                    await client.submit(TYPE, context)
+                else:
+                    await client.submit_many([{"type": TYPE, "context": context}] * batch)
 
             # The warm-up begins once the workers have joined.
             first = await client.submit(TYPE, {"at": time.time()})
             await client.wait([first.id])
-            await at_rate(rate, WARM_UP_S, submit)
+            await at_rate(rate / batch, WARM_UP_S, submit)
             last = await connection.fetchval("SELECT max(id) FROM penstock.task")
             pids = {name: [pid] for name, pid in deployment.processes.items()}
             pids["workers"] = [worker.pid for worker in workers]
             bytes_before = topic_bytes(folder)
-            figures = await measure(pids, rate, seconds, submit)
+            figures = await measure(pids, rate / batch, seconds, submit, batch)
             while await connection.fetchval("SELECT count(*) FROM penstock.task WHERE state <> 'succeeded'"):
                 await asyncio.sleep(0.1)
             whole = [row[0] * 1000 for row in await connection.fetch(LATENCIES, last)]
@@ -137,7 +152,12 @@ async def measure_workers(
 
 
 async def figures(
-    rate: float, seconds: float, rounds: int = 1, idle_s: float = 0.0, before: Path | None = None
+    rate: float,
+    seconds: float,
+    rounds: int = 1,
+    idle_s: float = 0.0,
+    before: Path | None = None,
+    batch: int = 1,
 ) -> dict[str, Figures]:
     """Measures in turn; returns the median of each figure, by subject."""
     here = Path(__file__).parent.parent
@@ -152,7 +172,7 @@ async def figures(
                 for name, tree in trees.items():
                     last = number == rounds - 1 and tree == here
                     load, idle = await measure_workers(
-                        deployment, Path(folder), tree, rate, seconds, idle_s if last else 0.0
+                        deployment, Path(folder), tree, rate, seconds, idle_s if last else 0.0, batch
                     )
                     found[name].append(load)
     rows = {
@@ -176,10 +196,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--idle", type=float, default=20, help="seconds without tasks at the end; 0 is none")
+    parser.add_argument("--batch", type=int, default=1, help="tasks of one submission")
     parser.add_argument("--before", type=Path, help="root of a source tree whose workers are compared")
     given = parser.parse_args()
-    found = asyncio.run(figures(given.rate, given.seconds, given.rounds, given.idle, given.before))
-    return report("part_load", found, {})
+    found = asyncio.run(
+        figures(given.rate, given.seconds, given.rounds, given.idle, given.before, given.batch)
+    )
+    return report("part_load" if given.batch == 1 else "part_load_batches", found, {})
 
 
 if __name__ == "__main__":

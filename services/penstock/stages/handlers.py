@@ -43,8 +43,8 @@ GOING_ON_S = 0.02
 
 # Results a second up to which they are fetched at once, and from which fetches keep the longest
 # gap.
-UNPACED_PER_S, PACED_PER_S = 100.0, 900.0
-LONGEST_GAP_S = 0.02
+UNPACED_PER_S, PACED_PER_S = 300.0, 900.0
+LONGEST_GAP_S = 0.012
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from penstock.contracts.heartbeat import Heartbeat, claims_of
 from penstock.contracts.ready import ReadyTask
@@ -59,8 +60,9 @@ REFETCH_AFTER_S = 0.5
 # `GET /workers` shows this name of the gateway.
 THIS_GATEWAY = f"{socket.gethostname()}-{os.getpid()}"
 
-# How soon the consumer notices a rebalance, unless it is alone in its group.
-REBALANCE_NOTICE_S = 1.0
+# Makes the member of a group. It notices a rebalance within a second, unless it is alone.
+# Its fetches are short: records that are fetched again wait for a fetch that is under way.
+_make_member = partial(GroupConsumer, notice_s=1.0, member=MemberData(gateway=THIS_GATEWAY), rests=RESTS[1:])
 
 
 class ReadyConsumer:
@@ -148,14 +150,7 @@ class ReadyConsumer:
             KafkaRefused: this gateway is not allowed to read the topic.
         """
         topic = ready(self._type.name, self._type.partitions)
-        consumer = GroupConsumer(
-            self._settings,
-            self._group,
-            notice_s=REBALANCE_NOTICE_S,
-            member=MemberData(gateway=THIS_GATEWAY),
-            # Records that are fetched again wait for a fetch that is under way.
-            rests=RESTS[1:],
-        )
+        consumer = _make_member(self._settings, self._group)
         consumer.follow(self._settings.prefix + topic.name, self._discard)
         try:
             # Task-sync creates the topic with its first release, which may not have happened yet.

@@ -19,8 +19,8 @@ async def read(consumer):
 
 
 async def test_a_member_sends_fewer_heartbeats_while_it_is_alone(kafka_servers, prefix):
-    """S6, W4: no member waits for it. It takes the shorter time when a second one has joined, and the
-    longer one when that has left."""
+    """S6, W4: no member waits for it. It takes the shorter time when a second one has joined, and
+    the longer one when that has left."""
     settings = Kafka.load({}, kafka=kafka_servers, prefix=prefix)
     await make_topics(kafka_servers, prefix)
 

@@ -59,8 +59,7 @@ __all__ = ["Delivery", "Handler", "Hook", "Processor", "ProcessorSettings"]
 
 log = logging.getLogger(__name__)
 
-# Seconds from a settled record to the commit of its offset; a crash redelivers at most what was
-# settled since the last one.
+# Seconds between two commits of offsets; a crash redelivers at most what was settled since.
 COMMIT_EVERY_S = 0.5
 # How long a drain waits for records in flight; `penstock.process` ends the process a little later.
 DRAIN_S = 30.0
@@ -88,8 +87,8 @@ class Processor:
         on_revoked: called with the partitions that another process may have had since; those that
             this process has again follow in `on_assigned`.
         in_flight: the work that is left for settled records; a stop waits until it is 0.
-        gap_s: how long records may wait for others, at the load of now, so that many are taken at
-            once; 0 where they are urgent.
+        gap_s: see `FetchWait`; how long records may wait for others, at the load of now, so that
+            many are taken at once.
         servers: see `StallDetector`.
 
     Attributes:
@@ -123,8 +122,6 @@ class Processor:
         self._busy: set[str] = set()
         self._room = asyncio.Event()
         self._assigned = asyncio.Event()
-        # Whether a record was settled that is not committed.
-        self._settled = asyncio.Event()
         self._closed = False
         self._error: BaseException | None = None
         self._failed = asyncio.Event()
@@ -149,7 +146,6 @@ class Processor:
         """See `Delivery.settle`."""
         partition = (delivery.topic, delivery.partition)
         self._tracker.settle(delivery.generation, partition, delivery.offset)
-        self._settled.set()
         if not self._tracker.full:
             self._room.set()
 
@@ -396,11 +392,8 @@ class Processor:
 
     async def _commit_periodically(self) -> None:
         while True:
-            await self._settled.wait()
             await asyncio.sleep(COMMIT_EVERY_S)
             await self._commit()
-            if not self._tracker.committable():
-                self._settled.clear()
 
     async def _last_commit(self) -> None:
         with suppress(TimeoutError):

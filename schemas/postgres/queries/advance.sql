@@ -43,7 +43,7 @@ WHERE t.id = ANY ($id::bigint[]) AND a.task_id = ANY ($id::bigint[])
        -- A stage that its handler failed is finished; one that only lost its last worker is not.
        OR t.state IN ('failed', 'quarantined')
           AND EXISTS (SELECT FROM attempt l WHERE l.task_id = t.id AND l.step = t.step AND l.attempt = t.attempt
-                      AND l.outcome = 'expired'));
+                      AND l.outcome = 'expired' OFFSET 0));
 
 -- name: advance
 -- Moves each task that is still in the attempt that ended, writes the attempt's history and

@@ -1,6 +1,6 @@
 -- Callbacks. Every attempt is claimed before it is made. Statements by id ask for `finished_at IS
--- NULL` in place of `state = 'pending'`: with the latter the planner would read the whole index of
--- due callbacks.
+-- NULL` or `state || ''` in place of `state = 'pending'`: with the latter the planner would read the
+-- whole index of due callbacks.
 
 -- name: claim
 -- Claims attempts. Returns the callbacks whose attempt number was still the record's. `spent` is
@@ -65,7 +65,7 @@ WITH locked AS MATERIALIZED (
 )
 UPDATE callback c SET due_at = now()
 FROM unnest($1::text[], $2::integer[]) AS i (id, attempt)
-WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending'
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.state || '' = 'pending'
   -- A probe for each callback: a join would read all of them.
   AND (SELECT p.id FROM callback p
        WHERE p.task_id = c.task_id AND p.target = c.target AND p.seq < c.seq AND p.finished_at IS NULL
@@ -89,7 +89,7 @@ WITH next AS (
     SELECT id FROM callback WHERE id = ANY (ARRAY(SELECT id FROM next)) ORDER BY id FOR NO KEY UPDATE
 )
 UPDATE callback c SET due_at = now()
-WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.state = 'pending' AND c.ordered;
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.state || '' = 'pending' AND c.ordered;
 
 -- name: hold
 -- Holds callbacks until their target is drained (`diverted`) or has called those before them.
@@ -103,7 +103,7 @@ UPDATE callback c
 SET state = 'held', diverted = c.diverted OR i.diverted, published = 0, waits_since = NULL,
     held_since = coalesce(c.held_since, now()), spent = coalesce(i.spent, c.spent)
 FROM unnest($id::text[], $attempt::integer[], $spent::integer[], $diverted::boolean[]) AS i (id, attempt, spent, diverted)
-WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.state = 'pending';
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.attempt = i.attempt AND c.state || '' = 'pending';
 
 -- name: drain_held
 -- Makes the oldest held callbacks of each target due; returns the targets with the number of
@@ -196,7 +196,7 @@ WITH locked AS MATERIALIZED (
 )
 UPDATE callback c SET state = 'dead', error = i.error, finished_at = now()
 FROM unnest($1::text[], $2::text[]) AS i (id, error)
-WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.state = 'pending'
+WHERE c.id = ANY (ARRAY(SELECT id FROM locked)) AND c.id = i.id AND c.state || '' = 'pending'
 RETURNING c.id, c.namespace, c.target, c.task_id, c.attempt, c.body, c.headers, c.ordered, c.finished_at, c.error;
 
 -- name: end_held

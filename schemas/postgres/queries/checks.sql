@@ -38,7 +38,8 @@ SELECT now() AS now;
 -- name: queued_types
 -- Types with tasks that have been queued since before a moment.
 SELECT y.name AS type FROM task_type y
-WHERE EXISTS (SELECT FROM task t WHERE t.type = y.name AND t.state = 'queued' AND t.updated_at < $1)
+WHERE (SELECT true FROM task t WHERE t.type = y.name AND t.state = 'queued' AND t.updated_at < $1
+       ORDER BY t.type, t.updated_at LIMIT 1)
 ORDER BY y.name;
 
 -- name: noted
@@ -157,7 +158,7 @@ CROSS JOIN LATERAL (
     SELECT CASE WHEN t.state = 'scheduled' AND t.attempt > 0
                      AND t.due_at > now() + make_interval(secs => $3 + y.retry_max_ms / 1000.0)
                      AND EXISTS (SELECT FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
-                                 AND a.attempt = t.attempt - 1 AND a.outcome IN ('fail', 'expired'))
+                                 AND a.attempt = t.attempt - 1 AND a.outcome IN ('fail', 'expired') OFFSET 0)
                 THEN t.due_at END AS due_at
 ) d
 WHERE t.id > $1 AND t.id <= $2 AND t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
@@ -361,7 +362,8 @@ SELECT name FROM task_type ORDER BY name;
 -- name: missing
 -- Ids that belong to no task, finished tasks included.
 SELECT i.id FROM unnest($1::bigint[]) AS i (id)
-WHERE NOT EXISTS (SELECT FROM task t WHERE t.id = i.id) AND NOT EXISTS (SELECT FROM history h WHERE h.id = i.id)
+WHERE NOT EXISTS (SELECT FROM task t WHERE t.id = i.id OFFSET 0)
+  AND NOT EXISTS (SELECT FROM history h WHERE h.id = i.id OFFSET 0)
 ORDER BY i.id;
 
 -- name: note_lost
@@ -385,7 +387,7 @@ WITH ahead AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT t.state = 'scheduled' AND t.attempt > 0
                AND EXISTS (SELECT FROM attempt a WHERE a.task_id = t.id AND a.step = t.step
-                           AND a.attempt = t.attempt - 1 AND a.outcome IN ('fail', 'expired')) AS backs_off
+                           AND a.attempt = t.attempt - 1 AND a.outcome IN ('fail', 'expired') OFFSET 0) AS backs_off
     ) b
     WHERE t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
       AND (t.updated_at > now() + make_interval(secs => $2)

@@ -1,6 +1,7 @@
 -- Checks of flows, and their repairs. One statement sees the rows of a flow in one snapshot, and
 -- the owner consumes an inbox row in the transaction that applies it. So no rule needs a grace
--- time, except those about owners that do not run.
+-- time, except those about owners that do not run. Sessions hash their joins, so each table names
+-- the flows itself: otherwise each page would read all of it.
 
 -- name: page
 -- The last of the next `limit` ($2) flows behind an id ($1).
@@ -18,19 +19,19 @@ WITH noted AS MATERIALIZED (
 )
 SELECT f.id, n.name AS node, n.total IS NOT NULL AS is_map
 FROM running f JOIN flow_node n ON n.flow_id = f.id
-WHERE n.status = 'running'
-  AND NOT EXISTS (SELECT FROM task t WHERE t.flow_id = f.id AND t.flow_node = n.name COLLATE "default"
+WHERE n.flow_id > $1 AND n.flow_id <= $2 AND n.status = 'running'
+  AND NOT EXISTS (SELECT FROM task t WHERE t.flow_id > $1 AND t.flow_id <= $2 AND t.flow_id = f.id AND t.flow_node = n.name COLLATE "default"
                   AND t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined'))
-  AND NOT EXISTS (SELECT FROM flow c WHERE c.parent_id = f.id AND c.parent_node = n.name COLLATE "default"
+  AND NOT EXISTS (SELECT FROM flow c WHERE c.parent_id > $1 AND c.parent_id <= $2 AND c.parent_id = f.id AND c.parent_node = n.name COLLATE "default"
                   AND c.status = 'running')
-  AND NOT EXISTS (SELECT FROM flow_wait w WHERE w.flow_id = f.id AND w.node = n.name COLLATE "default")
-  AND NOT EXISTS (SELECT FROM flow_limit l WHERE l.flow_id = f.id AND l.node = n.name COLLATE "default" AND l.kind = 'timer')
+  AND NOT EXISTS (SELECT FROM flow_wait w WHERE w.flow_id > $1 AND w.flow_id <= $2 AND w.flow_id = f.id AND w.node = n.name COLLATE "default")
+  AND NOT EXISTS (SELECT FROM flow_limit l WHERE l.flow_id > $1 AND l.flow_id <= $2 AND l.flow_id = f.id AND l.node = n.name COLLATE "default" AND l.kind = 'timer')
   AND NOT (f.paused AND n.total IS NOT NULL AND (n.opened < n.total OR n.retry > 0))
 UNION ALL
 SELECT f.id, NULL, false
 FROM running f
-WHERE NOT EXISTS (SELECT FROM flow_node n WHERE n.flow_id = f.id AND n.status = 'running')
-  AND NOT (f.paused AND EXISTS (SELECT FROM flow_node n WHERE n.flow_id = f.id AND n.status = 'ready'))
+WHERE NOT EXISTS (SELECT FROM flow_node n WHERE n.flow_id > $1 AND n.flow_id <= $2 AND n.flow_id = f.id AND n.status = 'running')
+  AND NOT (f.paused AND EXISTS (SELECT FROM flow_node n WHERE n.flow_id > $1 AND n.flow_id <= $2 AND n.flow_id = f.id AND n.status = 'ready'))
 ORDER BY id, node;
 
 -- name: leftovers
@@ -38,24 +39,26 @@ ORDER BY id, node;
 -- finds flows that no task waits for any more, although one began to.
 SELECT f.id, 'task' AS what, t.id AS child_id, t.flow_node AS node
 FROM flow f JOIN task t ON t.flow_id = f.id
-WHERE f.id > $1 AND f.id <= $2 AND f.status <> 'running'
+WHERE t.flow_id > $1 AND t.flow_id <= $2 AND f.id > $1 AND f.id <= $2 AND f.status <> 'running'
   AND t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined')
 UNION ALL
 SELECT f.id, 'flow', c.id, c.parent_node
 FROM flow f JOIN flow c ON c.parent_id = f.id
-WHERE f.id > $1 AND f.id <= $2 AND f.status <> 'running' AND c.status = 'running'
+WHERE c.parent_id > $1 AND c.parent_id <= $2 AND f.id > $1 AND f.id <= $2 AND f.status <> 'running' AND c.status = 'running'
 UNION ALL
 SELECT f.id, 'waiter', f.id, NULL
-FROM flow f JOIN task t ON t.id = f.task_id
+FROM flow f CROSS JOIN LATERAL (SELECT state FROM task WHERE id = f.task_id OFFSET 0) t
 WHERE f.id > $1 AND f.id <= $2 AND f.status = 'running' AND f.stop IS DISTINCT FROM 'cancel'
   AND t.state IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-  AND NOT EXISTS (SELECT FROM flow_inbox i WHERE i.shard = (f.root_id % 64)::smallint AND i.flow_id = f.id)
+  AND NOT EXISTS (SELECT FROM flow_inbox i WHERE i.shard = (f.root_id % 64)::smallint AND i.flow_id = f.id OFFSET 0)
 UNION ALL
 SELECT f.id, 'limit', NULL, l.node
-FROM flow f JOIN flow_limit l ON l.flow_id = f.id WHERE f.id > $1 AND f.id <= $2 AND f.status <> 'running'
+FROM flow f JOIN flow_limit l ON l.flow_id = f.id
+WHERE l.flow_id > $1 AND l.flow_id <= $2 AND f.id > $1 AND f.id <= $2 AND f.status <> 'running'
 UNION ALL
 SELECT f.id, 'wait', NULL, w.node
-FROM flow f JOIN flow_wait w ON w.flow_id = f.id WHERE f.id > $1 AND f.id <= $2 AND f.status <> 'running'
+FROM flow f JOIN flow_wait w ON w.flow_id = f.id
+WHERE w.flow_id > $1 AND w.flow_id <= $2 AND f.id > $1 AND f.id <= $2 AND f.status <> 'running'
 ORDER BY id, what, child_id, node;
 
 -- name: miscounted
@@ -107,7 +110,7 @@ CROSS JOIN LATERAL (
     WHERE i.shard = (f.root_id % 64)::smallint AND i.flow_id = n.flow_id AND i.node = n.name
       AND i.generation = n.generation AND i.kind = 'task'
 ) e
-WHERE f.id > $1 AND f.id <= $2 AND f.status = 'running'
+WHERE f.id > $1 AND f.id <= $2 AND n.flow_id > $1 AND n.flow_id <= $2 AND f.status = 'running'
   AND n.opened - n.succeeded - n.unsuccessful - n.retry <> c.live + e.noted
 ORDER BY n.flow_id, n.name;
 
@@ -149,11 +152,11 @@ WITH restarted AS (
     UPDATE flow_node n SET status = 'ready', started_at = NULL, timed_out = NULL
     FROM flow f
     WHERE f.id = ANY ($1::bigint[]) AND f.status = 'running'
-      AND n.flow_id = f.id AND n.status = 'running' AND n.total IS NULL
+      AND n.flow_id = ANY ($1::bigint[]) AND n.flow_id = f.id AND n.status = 'running' AND n.total IS NULL
       AND NOT EXISTS (SELECT FROM task t WHERE t.flow_id = n.flow_id AND t.flow_node = n.name COLLATE "default"
-                      AND coalesce(t.flow_item, -1) = -1 AND t.flow_generation = n.generation)
+                      AND coalesce(t.flow_item, -1) = -1 AND t.flow_generation = n.generation OFFSET 0)
       AND NOT EXISTS (SELECT FROM flow_inbox i WHERE i.shard = (f.root_id % 64)::smallint AND i.flow_id = f.id
-                      AND i.node = n.name COLLATE "default")
+                      AND i.node = n.name COLLATE "default" OFFSET 0)
       AND coalesce(f.definition, (SELECT d.definition FROM flow_definition d WHERE d.name = f.name AND d.version = f.version))
           -> 'nodes' -> n.name ->> 'kind' = 'task'
     RETURNING n.flow_id, n.name
@@ -163,7 +166,7 @@ WITH restarted AS (
 )
 UPDATE flow f SET live = f.live - r.nodes, updated_at = now()
 FROM (SELECT flow_id, count(*)::integer AS nodes FROM restarted GROUP BY flow_id) r
-WHERE f.id = r.flow_id
+WHERE f.id = ANY ($1::bigint[]) AND f.id = r.flow_id
 RETURNING f.id;
 
 -- name: revive
@@ -175,18 +178,18 @@ WITH noted AS (
     INSERT INTO flow_inbox (root_id, flow_id, kind, node, generation, state, task_id)
     SELECT f.root_id, f.id, 'began', NULL, NULL::integer, NULL, NULL::bigint
     FROM flow f WHERE f.id = ANY ($1::bigint[]) AND f.status = 'running'
-      AND NOT EXISTS (SELECT FROM flow_node n WHERE n.flow_id = f.id)
+      AND NOT EXISTS (SELECT FROM flow_node n WHERE n.flow_id = f.id OFFSET 0)
     UNION ALL
     SELECT f.root_id, f.id, 'task', n.name, n.generation, t.state, t.id
     FROM flow f JOIN flow_node n ON n.flow_id = f.id AND n.status = 'running' AND n.total IS NULL
     JOIN task t ON t.flow_id = f.id AND t.flow_node = n.name COLLATE "default" AND t.flow_generation = n.generation
         AND t.flow_item IS NULL
                AND t.state IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-    WHERE f.id = ANY ($1::bigint[]) AND f.status = 'running'
+    WHERE f.id = ANY ($1::bigint[]) AND n.flow_id = ANY ($1::bigint[]) AND t.flow_id = ANY ($1::bigint[]) AND f.status = 'running'
     UNION ALL
     SELECT f.root_id, f.id, 'visit', n.name, NULL, NULL, NULL
     FROM flow f JOIN flow_node n ON n.flow_id = f.id AND (n.status NOT IN ('pending', 'running') OR n.total IS NOT NULL)
-    WHERE f.id = ANY ($1::bigint[]) AND f.status = 'running'
+    WHERE f.id = ANY ($1::bigint[]) AND n.flow_id = ANY ($1::bigint[]) AND f.status = 'running'
     RETURNING shard
 ), woken AS (
     SELECT pg_notify('penstock_flows', shard::text) FROM (SELECT DISTINCT shard FROM noted) AS shards
@@ -204,10 +207,10 @@ FROM (
            (SELECT count(*) FROM json_object_keys(coalesce(k.definition, d.definition) -> 'nodes')) AS nodes
     FROM flow k
     LEFT JOIN flow_definition d ON d.name = k.name AND d.version = k.version
-    LEFT JOIN flow_node n ON n.flow_id = k.id
+    LEFT JOIN flow_node n ON n.flow_id = ANY ($1::bigint[]) AND n.flow_id = k.id
     WHERE k.id = ANY ($1::bigint[]) GROUP BY k.id, d.name, d.version
 ) s
-WHERE f.id = s.id AND (f.unfinished, f.live, f.unsuccessful) <> (s.nodes - s.final, s.live, s.unsuccessful)
+WHERE f.id = ANY ($1::bigint[]) AND f.id = s.id AND (f.unfinished, f.live, f.unsuccessful) <> (s.nodes - s.final, s.live, s.unsuccessful)
 RETURNING f.id;
 
 -- name: clear
@@ -227,9 +230,9 @@ WITH noted AS (
     INSERT INTO flow_inbox (root_id, flow_id, kind)
     SELECT c.root_id, c.id, 'cancel' FROM flow c
     WHERE c.id = ANY ($1::bigint[]) AND c.status = 'running'
-      AND (EXISTS (SELECT FROM flow f WHERE f.id = c.parent_id AND f.status <> 'running')
+      AND (EXISTS (SELECT FROM flow f WHERE f.id = c.parent_id AND f.status <> 'running' OFFSET 0)
            OR EXISTS (SELECT FROM task t WHERE t.id = c.task_id
-                      AND t.state IN ('succeeded', 'failed', 'cancelled', 'quarantined')))
+                      AND t.state IN ('succeeded', 'failed', 'cancelled', 'quarantined') OFFSET 0))
     RETURNING shard
 ), woken AS (
     SELECT pg_notify('penstock_flows', shard::text) FROM (SELECT DISTINCT shard FROM noted) AS shards
@@ -262,11 +265,11 @@ WITH found AS (
         WHERE i.shard = (f.root_id % 64)::smallint AND i.flow_id = n.flow_id AND i.node = n.name
           AND i.generation = n.generation AND i.kind = 'task'
     ) e
-    WHERE f.id = ANY ($1::bigint[]) AND f.status = 'running'
+    WHERE f.id = ANY ($1::bigint[]) AND n.flow_id = ANY ($1::bigint[]) AND f.status = 'running'
 )
 UPDATE flow_node n
 SET succeeded = n.succeeded + least(f.missed, f.succeeded),
     unsuccessful = n.unsuccessful + f.missed - least(f.missed, f.succeeded)
 FROM found f
-WHERE n.flow_id = f.flow_id AND n.name = f.name AND f.missed > 0
+WHERE n.flow_id = ANY ($1::bigint[]) AND n.flow_id = f.flow_id AND n.name = f.name AND f.missed > 0
 RETURNING n.flow_id;

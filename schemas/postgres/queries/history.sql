@@ -128,7 +128,7 @@ WITH ended AS MATERIALIZED (
       AND f.id <> ALL (ARRAY(SELECT task_id FROM callback
                            WHERE task_id = ANY ($1::bigint[]) AND finished_at IS NULL))
       AND (f.root_id = f.id OR NOT EXISTS (SELECT FROM flow r WHERE r.id = f.root_id))
-      AND NOT EXISTS (SELECT FROM flow_inbox i WHERE i.shard = (f.root_id % 64)::smallint AND i.root_id = f.root_id)
+      AND NOT EXISTS (SELECT FROM flow_inbox i WHERE i.shard = (f.root_id % 64)::smallint AND i.root_id = f.root_id OFFSET 0)
     FOR UPDATE OF f SKIP LOCKED
 ), finished_callbacks AS MATERIALIZED (
     SELECT id, task_id FROM callback
@@ -270,7 +270,7 @@ WITH examined AS (
     SELECT id, item, generation FROM examined WHERE $states::text[] IS NULL OR status = ANY ($states) ORDER BY item, generation LIMIT $limit
 )
 SELECT r.item AS reached_item, r.generation AS reached_generation, r.examined, f.*
-FROM reached r LEFT JOIN (matching m JOIN flow_history f ON f.id = m.id) ON true
+FROM reached r LEFT JOIN (matching m JOIN flow_history f ON f.id = m.id AND f.id = ANY (ARRAY(SELECT id FROM matching))) ON true
 ORDER BY m.item, m.generation;
 
 -- name: failed_item

@@ -5,7 +5,7 @@
 -- statement reads `task` and `history` in one snapshot, because tasks move between them.
 SELECT i.id, i.step, i.attempt, t.type, t.state, a.outcome
 FROM task t JOIN unnest($1::bigint[], $2::integer[], $3::integer[]) AS i (id, step, attempt) ON t.id = i.id
-LEFT JOIN attempt a ON a.task_id = i.id AND a.step = i.step
+LEFT JOIN attempt a ON a.task_id = ANY ($1::bigint[]) AND a.task_id = i.id AND a.step = i.step
   AND a.attempt = CASE WHEN i.attempt < {{first_chosen}} THEN i.attempt ELSE 0 END
 WHERE t.id = ANY ($1::bigint[])
 UNION ALL

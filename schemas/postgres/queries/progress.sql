@@ -25,6 +25,7 @@ WHERE task_id = ANY (ARRAY(
     WHERE NOT EXISTS (
         SELECT FROM task t
         WHERE t.id = p.task_id AND t.step = p.step AND t.attempt = p.attempt AND t.state IN ('queued', 'running')
+        OFFSET 0  -- a join would read all tasks
     )
     LIMIT 10000
     FOR UPDATE OF p SKIP LOCKED

@@ -53,9 +53,10 @@ WHERE r.type = $1
 ORDER BY r.id, {{t.release_order}};
 
 -- name: with_ready_tasks
--- The given types that have ready tasks.
+-- The given types that have ready tasks. Not EXISTS, which is a join: sessions hash their joins, and
+-- would read all ready tasks.
 SELECT i.type FROM unnest($1::text[]) AS i (type)
-WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'ready');
+WHERE (SELECT true FROM task t WHERE t.type = i.type AND t.state = 'ready' ORDER BY t.type, {{t.release_order}} LIMIT 1);
 
 -- name: first_ready
 -- The priority of the first ready task of a type, in the order of `release`. None of a type that is
@@ -79,7 +80,7 @@ SELECT i.type,
               UNION ALL SELECT r.xmin FROM release r WHERE r.type = i.type) x
         ORDER BY age(x.xid) DESC LIMIT 1) AS cutoff
 FROM unnest($1::text[]) AS i (type)
-WHERE EXISTS (SELECT FROM task t WHERE t.type = i.type AND t.state = 'queued');
+WHERE (SELECT true FROM task t WHERE t.type = i.type AND t.state = 'queued' ORDER BY t.type, t.updated_at LIMIT 1);
 
 -- name: make_lost_ready
 -- Makes tasks ready again that were queued before the cutoff ($2), at most `limit` ($3), and

@@ -66,7 +66,7 @@ ORDER BY next_at LIMIT $1 FOR UPDATE SKIP LOCKED;
 SELECT s.*, now() AS now FROM schedule s
 WHERE queued <> '{}' AND NOT paused AND overlap <> 'allow' AND ($1::text[] IS NULL OR name = ANY ($1))
   AND NOT EXISTS (SELECT FROM flow f WHERE f.schedule = s.name AND f.status = 'running' AND f.backfill IS NULL
-                  AND f.rerun_of IS NULL)
+                  AND f.rerun_of IS NULL OFFSET 0)
 ORDER BY name LIMIT $2 FOR UPDATE OF s SKIP LOCKED;
 
 -- name: running
@@ -74,7 +74,7 @@ ORDER BY name LIMIT $2 FOR UPDATE OF s SKIP LOCKED;
 -- sees the flows that another replica started meanwhile.
 SELECT k.name FROM unnest($1::text[]) AS k (name)
 WHERE EXISTS (SELECT FROM flow f WHERE f.schedule = k.name AND f.status = 'running' AND f.backfill IS NULL
-              AND f.rerun_of IS NULL);
+              AND f.rerun_of IS NULL OFFSET 0);
 
 -- name: cancel_running
 WITH noted AS (

@@ -55,8 +55,11 @@ SELECT id, type, idempotency_key FROM inserted, (SELECT count(*) FROM woken) AS 
 ORDER BY id NULLS FIRST;
 
 -- name: by_idempotency_keys
-SELECT t.id, t.type, t.idempotency_key, t.context_digest
-FROM task t JOIN unnest($1::text[], $2::text[]) AS k (type, key) ON t.type = k.type AND t.idempotency_key = k.key;
+-- A probe for each key: a join would read all tasks that have one.
+SELECT t.* FROM unnest($1::text[], $2::text[]) AS k (type, key)
+CROSS JOIN LATERAL (
+    SELECT id, type, idempotency_key, context_digest FROM task WHERE type = k.type AND idempotency_key = k.key OFFSET 0
+) t;
 
 -- name: get
 SELECT t.* FROM task t WHERE t.id = $1;

@@ -1,6 +1,6 @@
 -- Callbacks. Every attempt is claimed before it is made. Statements by id ask for `finished_at IS
--- NULL` or `state || ''` in place of `state = 'pending'`: with the latter the planner would read the
--- whole index of due callbacks.
+-- NULL` or for `state || ''`, and not for `state = 'pending'`: with the latter the planner would
+-- read the whole index of due callbacks.
 
 -- name: claim
 -- Claims attempts. Returns the callbacks whose attempt number was still the record's. `spent` is

@@ -53,8 +53,8 @@ WHERE r.type = $1
 ORDER BY r.id, {{t.release_order}};
 
 -- name: with_ready_tasks
--- The given types that have ready tasks. Not EXISTS, which is a join: sessions hash their joins, and
--- would read all ready tasks.
+-- The given types that have ready tasks. Not EXISTS, which is a join: sessions hash their joins,
+-- and would read all ready tasks.
 SELECT i.type FROM unnest($1::text[]) AS i (type)
 WHERE (SELECT true FROM task t WHERE t.type = i.type AND t.state = 'ready' ORDER BY t.type, {{t.release_order}} LIMIT 1);
 

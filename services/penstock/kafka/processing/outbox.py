@@ -8,6 +8,7 @@ the attempt number.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -45,6 +46,7 @@ REVOKED_PER_RECORD = 10_000
 MAX_UNREVOKED = 100_000
 
 
+@functools.lru_cache(maxsize=4096)
 def partition_of(record_key: bytes, partitions: int) -> int:
     """The partition of a record key on a topic with so many partitions."""
     numbers = list(range(partitions))

@@ -1,7 +1,8 @@
 -- Checks of flows, and their repairs. One statement sees the rows of a flow in one snapshot, and
 -- the owner consumes an inbox row in the transaction that applies it. So no rule needs a grace
 -- time, except those about owners that do not run. Sessions hash their joins, so each table names
--- the flows itself: otherwise each page would read all of it.
+-- the flows itself: otherwise each page would read all of it. The state is an expression where the
+-- planner would read the index of all running flows.
 
 -- name: page
 -- The last of the next `limit` ($2) flows behind an id ($1).
@@ -15,7 +16,7 @@ WITH noted AS MATERIALIZED (
     SELECT DISTINCT flow_id FROM flow_inbox
 ), running AS MATERIALIZED (
     SELECT f.id, f.paused FROM flow f
-    WHERE f.id > $1 AND f.id <= $2 AND f.status = 'running' AND NOT EXISTS (SELECT FROM noted WHERE noted.flow_id = f.id)
+    WHERE f.id > $1 AND f.id <= $2 AND f.status || '' = 'running' AND NOT EXISTS (SELECT FROM noted WHERE noted.flow_id = f.id)
 )
 SELECT f.id, n.name AS node, n.total IS NOT NULL AS is_map
 FROM running f JOIN flow_node n ON n.flow_id = f.id
@@ -23,7 +24,7 @@ WHERE n.flow_id > $1 AND n.flow_id <= $2 AND n.status = 'running'
   AND NOT EXISTS (SELECT FROM task t WHERE t.flow_id > $1 AND t.flow_id <= $2 AND t.flow_id = f.id AND t.flow_node = n.name COLLATE "default"
                   AND t.state NOT IN ('succeeded', 'failed', 'cancelled', 'quarantined'))
   AND NOT EXISTS (SELECT FROM flow c WHERE c.parent_id > $1 AND c.parent_id <= $2 AND c.parent_id = f.id AND c.parent_node = n.name COLLATE "default"
-                  AND c.status = 'running')
+                  AND c.status || '' = 'running')
   AND NOT EXISTS (SELECT FROM flow_wait w WHERE w.flow_id > $1 AND w.flow_id <= $2 AND w.flow_id = f.id AND w.node = n.name COLLATE "default")
   AND NOT EXISTS (SELECT FROM flow_limit l WHERE l.flow_id > $1 AND l.flow_id <= $2 AND l.flow_id = f.id AND l.node = n.name COLLATE "default" AND l.kind = 'timer')
   AND NOT (f.paused AND n.total IS NOT NULL AND (n.opened < n.total OR n.retry > 0))
@@ -37,6 +38,9 @@ ORDER BY id, node;
 -- name: leftovers
 -- Finds what flows that have ended left behind: live tasks and child flows, limits and waits. Also
 -- finds flows that no task waits for any more, although one began to.
+WITH noted AS MATERIALIZED (
+    SELECT DISTINCT flow_id FROM flow_inbox
+)
 SELECT f.id, 'task' AS what, t.id AS child_id, t.flow_node AS node
 FROM flow f JOIN task t ON t.flow_id = f.id
 WHERE t.flow_id > $1 AND t.flow_id <= $2 AND f.id > $1 AND f.id <= $2 AND f.status <> 'running'
@@ -44,13 +48,13 @@ WHERE t.flow_id > $1 AND t.flow_id <= $2 AND f.id > $1 AND f.id <= $2 AND f.stat
 UNION ALL
 SELECT f.id, 'flow', c.id, c.parent_node
 FROM flow f JOIN flow c ON c.parent_id = f.id
-WHERE c.parent_id > $1 AND c.parent_id <= $2 AND f.id > $1 AND f.id <= $2 AND f.status <> 'running' AND c.status = 'running'
+WHERE c.parent_id > $1 AND c.parent_id <= $2 AND f.id > $1 AND f.id <= $2 AND f.status <> 'running' AND c.status || '' = 'running'
 UNION ALL
 SELECT f.id, 'waiter', f.id, NULL
 FROM flow f CROSS JOIN LATERAL (SELECT state FROM task WHERE id = f.task_id OFFSET 0) t
-WHERE f.id > $1 AND f.id <= $2 AND f.status = 'running' AND f.stop IS DISTINCT FROM 'cancel'
+WHERE f.id > $1 AND f.id <= $2 AND f.task_id IS NOT NULL AND f.status || '' = 'running' AND f.stop IS DISTINCT FROM 'cancel'
   AND t.state IN ('succeeded', 'failed', 'cancelled', 'quarantined')
-  AND NOT EXISTS (SELECT FROM flow_inbox i WHERE i.shard = (f.root_id % 64)::smallint AND i.flow_id = f.id OFFSET 0)
+  AND NOT EXISTS (SELECT FROM noted WHERE noted.flow_id = f.id)
 UNION ALL
 SELECT f.id, 'limit', NULL, l.node
 FROM flow f JOIN flow_limit l ON l.flow_id = f.id
@@ -132,7 +136,7 @@ SELECT w.flow_id AS id, w.node, w.event, w.key, count(*) OVER () AS found
 FROM flow_wait w
 WHERE EXISTS (SELECT FROM flow_event e
               WHERE e.namespace = w.namespace AND e.event = w.event AND e.key = w.key
-                AND e.created_at < now() - make_interval(secs => $2))
+                AND e.created_at < now() - make_interval(secs => $2) OFFSET 0)
 ORDER BY w.flow_id, w.node LIMIT $1;
 
 -- name: wake

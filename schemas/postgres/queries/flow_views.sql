@@ -169,7 +169,7 @@ ORDER BY item LIMIT 1;
 
 -- name: why_task
 -- The flow for which a task waits.
-SELECT id FROM flow WHERE task_id = $1 AND status = 'running' ORDER BY id DESC LIMIT 1;
+SELECT id FROM flow WHERE task_id = $1 AND status || '' = 'running' ORDER BY id DESC LIMIT 1;
 
 -- name: unapplied
 -- The rows about flows ($3) among the first $2 rows in the inbox of a shard ($1).

@@ -127,7 +127,7 @@ WITH ended AS MATERIALIZED (
     WHERE f.id = ANY ($1::bigint[]) AND f.finished_at < $2
       AND f.id <> ALL (ARRAY(SELECT task_id FROM callback
                            WHERE task_id = ANY ($1::bigint[]) AND finished_at IS NULL))
-      AND (f.root_id = f.id OR NOT EXISTS (SELECT FROM flow r WHERE r.id = f.root_id))
+      AND (f.root_id = f.id OR NOT EXISTS (SELECT FROM flow r WHERE r.id = f.root_id OFFSET 0))
       AND NOT EXISTS (SELECT FROM flow_inbox i WHERE i.shard = (f.root_id % 64)::smallint AND i.root_id = f.root_id OFFSET 0)
     FOR UPDATE OF f SKIP LOCKED
 ), finished_callbacks AS MATERIALIZED (

@@ -139,7 +139,7 @@ ORDER BY flow_id, flow_generation DESC;
 
 -- name: prune_skips
 DELETE FROM schedule_skip
-WHERE id IN (SELECT id FROM schedule_skip WHERE created_at < now() - make_interval(days => $1) LIMIT $2);
+WHERE id = ANY (ARRAY(SELECT id FROM schedule_skip WHERE created_at < now() - make_interval(days => $1) LIMIT $2));
 
 -- name: look
 -- Seconds until the next schedule and the next backfill are due, and whether ticks are queued.

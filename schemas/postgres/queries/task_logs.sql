@@ -40,7 +40,7 @@ SELECT pg_try_advisory_lock(hashtextextended('penstock.task-logs', 0)) AS locked
 -- name: expire
 -- Deletes the rows of at most $2 segments that ended before $1, and returns their objects.
 DELETE FROM log_segment
-WHERE id IN (SELECT id FROM log_segment WHERE end_at < $1::timestamptz ORDER BY end_at LIMIT $2)
+WHERE id = ANY (ARRAY(SELECT id FROM log_segment WHERE end_at < $1::timestamptz ORDER BY end_at LIMIT $2))
 RETURNING object_key;
 
 -- name: forget_deletions

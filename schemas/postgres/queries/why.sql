@@ -23,7 +23,7 @@ SELECT {{t.release_keys}}, t.type, t.state, t.stage, t.step, t.attempt, t.flow_i
            AND y.max_in_flight IS NOT NULL) AS in_flight,
        (SELECT count(*) FROM task f WHERE f.type = t.type AND f.state IN ('queued', 'running') AND f.tracked
            AND f.key = t.key AND l.key_limit IS NOT NULL) AS key_in_flight,
-       (SELECT max(f.id) FROM flow f WHERE f.task_id = t.id AND f.status = 'running') AS waits_for,
+       (SELECT max(f.id) FROM flow f WHERE f.task_id = t.id AND f.status || '' = 'running') AS waits_for,
        EXISTS (SELECT FROM release r WHERE r.type = t.type AND t.id = ANY (r.task_ids)) AS noted,
        (SELECT a.application_name FROM pg_locks p JOIN pg_stat_activity a ON a.pid = p.pid
         WHERE p.locktype = 'advisory' AND p.granted AND p.objsubid = 1

@@ -83,7 +83,7 @@ class Running:
         for name, pids in self.pids.items():
             family = [psutil.Process(pid) for pid in pids]
             family += [child for one in family for child in one.children(recursive=True)]
-            found[name] = sum(one.memory_full_info().pss for one in family) / 2**20
+            found[name] = sum(map(_memory_bytes, family)) / 2**20
         return found
 
     async def command(self, **command: Any) -> dict[str, list[int]]:
@@ -237,3 +237,11 @@ async def _first(one: Running) -> None:
         elif await one.wait_ended([number], 3.0):
             return
     raise RuntimeError(f"{one.peer.name} ran no task; its output is in the log")
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    """Its proportional memory; 0 when it has ended, as PostgreSQL's workers do."""
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:
+        return 0
